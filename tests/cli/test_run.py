@@ -6,10 +6,15 @@ import pty
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
+from tests.embedders import make_classifier
+from tests.encoder_checkpoints import make_encoder
 from tests.eventually import eventually
+from tests.whisper_checkpoints import make_whisper_checkpoint
+from tokenmill.cli.main import main
 
 GREEDY = ("--temperature", "0", "--max-tokens", "5")
 
@@ -109,6 +114,21 @@ def test_a_model_is_shown_without_being_loaded(call, tiny_model):
     demo = call("show").stdout
     assert "hermes (the template writes calls" in demo
     assert "qwen3 (the template writes <think>)" in demo
+
+
+@pytest.mark.parametrize(
+    ("make", "work"),
+    [
+        (make_whisper_checkpoint, "speech in, text out: /v1/audio/transcriptions"),
+        (partial(make_encoder, family="bert"), "vectors of texts: /v1/embeddings"),
+        (partial(make_classifier, num_labels=2), "scores of texts: /v1/rerank"),
+    ],
+    ids=["whisper", "bert", "classifier"],
+)
+def test_what_a_model_is_for_is_shown(capsys, tmp_path, make, work):
+    make(tmp_path / "model")
+    assert main(["show", str(tmp_path / "model")]) == 0
+    assert f"for          {work}" in capsys.readouterr().out
 
 
 def test_top_ends_on_q(call, tiny_model):

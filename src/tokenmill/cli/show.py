@@ -79,7 +79,7 @@ def properties(config: EngineConfig) -> list[Line]:
             ("takes", _inputs(architecture)),
             ("stored", stored.removeprefix("; ").removeprefix("stored: ") or "no weights here"),
             *_formats(choices),
-            *_chat(folder, architecture),
+            *_work(folder, architecture),
         ]
         if sampling := default_sampling(folder):
             lines.append(("sampling", ", ".join(f"{name} {value}" for name, value in sampling.items())))
@@ -95,6 +95,21 @@ def _formats(choices: Sequence[Form]) -> list[Line]:
 def _inputs(architecture: Architecture) -> str:
     takes = {"text": True, "images": architecture.takes_images, "sound": architecture.takes_sound}
     return ", ".join(name for name, is_taken in takes.items() if is_taken)
+
+
+def _work(folder: Path, architecture: Architecture) -> list[Line]:
+    """Return what a model is for, of those that chat what their template can do."""
+    from tokenmill.core.pooling import PoolingTask
+    from tokenmill.model.pooling.files import read_pooling
+
+    if architecture.clip_length:
+        return [("for", "speech in, text out: /v1/audio/transcriptions and /v1/audio/translations")]
+    pooling = read_pooling(folder)
+    if pooling is None:
+        return _chat(folder, architecture)
+    if pooling.task is PoolingTask.EMBED:
+        return [("for", "vectors of texts: /v1/embeddings, tokenmill embed")]
+    return [("for", "scores of texts: /v1/rerank, /v1/score, /classify")]
 
 
 def _chat(folder: Path, architecture: Architecture) -> list[Line]:

@@ -77,6 +77,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "max_num_queued_reqs", "max_num_queued_tokens", "max_body_bytes_in_flight", "head_timeout", "body_timeout",
             "keep_alive_timeout", "sse_ping", "engine_timeout", "prompt_timeout", "ttl", "shutdown_timeout",
             "max_restarts", "strict_fields", "batch_dir", "batch_max_bytes", "batch_max_files",
+            "responses_dir",
         ),
     ),
     (

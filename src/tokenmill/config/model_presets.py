@@ -49,7 +49,7 @@ _NOT_PER_MODEL = frozenset(
     }
     | {"allowed_hosts", "ssl_keyfile", "ssl_certfile", "batch_dir", "batch_max_bytes", "batch_max_files"}
     | {"models_dir", "models", "models_memory", "models_ttl", "models_wait", "model", "api_server_count", "kv_disk"}
-    | {"kv_disk_size", "nnodes", "node_rank", "log_format", "max_body_bytes_in_flight", "download_dir"}
+    | {"responses_dir", "kv_disk_size", "nnodes", "node_rank", "log_format", "max_body_bytes_in_flight", "download_dir"}
 )
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -116,6 +116,7 @@ class ServerSettings:
     batch_dir: str | None = flag(None, "keep files and batches in this folder: /v1/files and /v1/batches")
     batch_max_bytes: int = flag(10 << 30, "bytes that files of batches may take together", size=True)
     batch_max_files: int = flag(10_000, "files of batches at most, inputs and outputs together")
+    responses_dir: str | None = flag(None, "keep stored responses in this folder: they outlive the server")
     max_logprobs: int = flag(20, "logprobs a request may ask for at most")
     ssl_keyfile: str | None = flag(None, "TLS key")
     ssl_certfile: str | None = flag(None, "TLS certificate")

@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from tests.engine.scheduler.harness import Harness
+from tests.eventually import eventually
 from tests.seeding import seed_for
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.fields import KVEventsConfig
@@ -131,7 +132,11 @@ def wire() -> tuple[KVPublisher, zmq.Socket, zmq.Socket]:
     asker.close()
     asker = context.socket(zmq.DEALER)
     asker.connect(publisher._replay.getsockopt(zmq.LAST_ENDPOINT))
-    time.sleep(0.1)  # a subscription travels; there is nothing to wait on
+    # A subscription travels: once it has, what is sent arrives, the last word behind all others.
+    eventually(lambda: publisher._pub.send(b"kv is heard") or subscriber.poll(10))
+    publisher._pub.send(b"kv at last")
+    while subscriber.recv() != b"kv at last":
+        pass
     yield publisher, subscriber, asker
     publisher.close()
     context.destroy(linger=0)
@@ -175,11 +180,9 @@ def test_a_subscriber_gets_what_it_missed_as_far_as_it_is_buffered(wire: tuple) 
     for request, expected in ((0, [2, 3, 4]), (4, [4]), (9, [])):
         asker.send_multipart([b"", request.to_bytes(8, "big")])
         asker.send_multipart([b"nonsense"])
-        time.sleep(0.05)
-        publisher.answer_replays()
         received = []
         while True:
-            assert asker.poll(5000)
+            eventually(lambda: publisher.answer_replays() or asker.poll(10))
             _, number, payload = asker.recv_multipart()
             if int.from_bytes(number, "big", signed=True) == -1:
                 break

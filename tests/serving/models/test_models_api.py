@@ -199,6 +199,23 @@ def test_new_models_are_found_when_they_are_looked_for(tmp_path, models_folder):
         assert server.loads("bee") == 1
 
 
+def test_a_stored_response_outlives_its_model(server):
+    asked = {"input": "hello", "max_output_tokens": 4}
+    made, other = (server.post("/v1/responses", {"model": name} | asked).json() for name in ("ant", "bee"))
+    for name in ("ant", "bee"):
+        server.post(f"/models/{name}/unload", {})
+        server.wait_for(lambda name=name: server.state(name) == "unloaded")
+    found = server.get(f"/v1/responses/{made['id']}").json()
+    assert (found["id"], found["output"]) == (made["id"], made["output"])
+    assert server.state("ant") == "unloaded", "nothing is loaded to show it"
+    goes_on = server.post("/v1/responses", {"model": "ant", "previous_response_id": made["id"]} | asked).json()
+    assert goes_on["usage"]["input_tokens"] > made["usage"]["input_tokens"]
+    for one in (made, other):
+        assert server.http.delete(f"{server.url}/v1/responses/{one['id']}").json()["deleted"] is True
+        assert server.get(f"/v1/responses/{one['id']}").status_code == 404
+        assert server.http.delete(f"{server.url}/v1/responses/{one['id']}").status_code == 404
+
+
 def test_keys_are_asked_for_and_each_has_its_own_answers(models_folder):
     flags = ("--models-dir", str(models_folder), "--models-memory", "1GiB", "--api-key", "one", "--api-key", "two")
     with many_models(*flags) as server:

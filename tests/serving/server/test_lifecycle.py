@@ -73,10 +73,9 @@ def test_a_second_interrupt_does_not_wait(slow_model):
         lines: list[str] = []
         open_stream(server, lines)
         server.process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        server.wait_for(lambda: "stopping: 1 open request has 30 s to end" in server.output())
         server.process.send_signal(signal.SIGINT)
         assert server.wait_for_end(60) == 0
-        assert "stopping: 1 open request has 30 s to end" in server.output()
 
 
 def test_a_client_that_reads_nothing_does_not_hold_up_the_end(stub_model):

@@ -13,7 +13,6 @@ from tokenmill.core.messages import TextOutput
 from tokenmill.core.request import FinishReason
 from tokenmill.serving.server.generation.writer import UsageCounter
 from tokenmill.serving.server.openai.response_events import ResponseWriter
-from tokenmill.serving.server.response_store import ResponseStore, StoredResponse
 
 TOOLS = [
     {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
@@ -233,45 +232,3 @@ def test_what_is_deleted_or_not_stored_is_gone(responses):
 def test_what_cannot_be_answered_is_refused(responses, fields):
     with pytest.raises(openai.BadRequestError):
         create(responses, **fields)
-
-
-def test_the_store_is_bounded_in_number_and_in_bytes():
-    store = ResponseStore(max_responses=3, max_bytes=10_000)
-    for name in "abc":
-        store.put("", stored(name))
-    assert store.get("", "a") is not None
-    store.put("", stored("d"))
-    assert store.get("", "b") is None, "the one that was used longest ago"
-    assert store.get("", "a") is not None
-    store.put("", stored("e", 9_995))
-    assert [name for name in "acde" if store.get("", name)] == ["e"]
-    store.put("", stored("f", 20_000))
-    assert store.get("", "f") is None
-    assert store.get("", "e") is not None
-    assert store.drop("", "e")
-    assert not store.drop("", "e")
-
-
-def stored(name, size=10):
-    return StoredResponse({"id": name}, [], size)
-
-
-def test_whatever_others_store_each_owner_keeps_its_share(rng):
-    """Fresh owners, sizes and orders: who holds no more than an equal share loses nothing, and bounds always hold."""
-    for _ in range(30):
-        num_owners, most, most_bytes = int(rng.integers(1, 6)), int(rng.integers(6, 40)), int(rng.integers(500, 5000))
-        store = ResponseStore(most, most_bytes)
-        modest = {f"own-{i}": 100 for i in range(min(most, most_bytes // 100) // num_owners)}
-        for name, size in modest.items():
-            store.put("modest", stored(name, size))
-        for number in range(200):
-            owner = f"greedy-{rng.integers(num_owners - 1)}" if num_owners > 1 else "modest"
-            if owner == "modest":
-                break
-            store.put(owner, stored(f"{owner}-{number}", int(rng.integers(1, most_bytes // 4))))
-            assert store.get(owner, "own-0") is None, "nobody's but its owner's"
-            assert not store.drop(owner, "own-0")
-        assert all(store.get("modest", name) for name in modest)
-        found = [one for shelf in store._shelves.values() for one in shelf.stored.values()]
-        assert len(found) <= most
-        assert sum(one.num_bytes for one in found) <= most_bytes

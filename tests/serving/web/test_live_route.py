@@ -79,7 +79,8 @@ def test_open_requests_are_listed(slow_echo):
     assert http.get(f"{url}/v1/requests").json() == {"object": "list", "data": [], "num_requests": 0}
     body = {"prompt": "one two three four five", "max_tokens": 100_000, "stream": True}
     with http.stream("POST", f"{url}/v1/completions", json=body) as reply:
-        next(reply.iter_lines())
+        lines = reply.iter_lines()  # kept: httpx closes the stream of an iterator that nobody holds
+        next(lines)
         listed = http.get(f"{url}/v1/requests").json()
         (request,) = listed["data"]
         assert listed["num_requests"] == 1
@@ -93,7 +94,8 @@ def test_slack_is_the_time_until_the_timeout_of_a_request(slow_echo):
     http, url = slow_echo.http, slow_echo.url
     body = {"prompt": "one two three four five", "max_tokens": 100_000, "stream": True, "timeout": 500}
     with http.stream("POST", f"{url}/v1/completions", json=body) as reply:
-        next(reply.iter_lines())
+        lines = reply.iter_lines()  # kept: httpx closes the stream of an iterator that nobody holds
+        next(lines)
         (first,) = http.get(f"{url}/v1/requests").json()["data"]
         slow_echo.wait_for(lambda: http.get(f"{url}/v1/requests").json()["data"][0]["slack"] < first["slack"])
     assert 0 < first["slack"] <= 500 and 0 < first["num_left_tokens"] < 100_000

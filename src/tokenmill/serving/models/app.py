@@ -135,6 +135,8 @@ def _add_passed(app: Application, passing: PassRoutes) -> None:
         app.add_described("POST", path, passing.generate)
     for path in _OF_ONE_SERVER:
         app.add("POST", path, passing.steer)
+    for method in ("GET", "DELETE"):
+        app.add(method, "/v1/responses/{response_id}", passing.stored_response)
     for path in _OF_ONE_REQUEST:
         for method in ("GET", "POST", "DELETE"):
             app.add(method, path, passing.find)

@@ -17,7 +17,7 @@ from tokenmill.core.model_description import FoundModel, ModelDescription
 from tokenmill.core.names import did_you_mean
 from tokenmill.ipc.python_child import run_python
 from tokenmill.serving.models.errors import ModelForbidden
-from tokenmill.serving.models.model_server import SOCKET
+from tokenmill.serving.models.model_server import RESPONSES, SOCKET
 from tokenmill.serving.models.records import NEVER, Rules
 from tokenmill.serving.models.reports import Launch
 from tokenmill.serving.server.http.errors import ModelNotFound, without_folders
@@ -82,7 +82,12 @@ class Entry(msgspec.Struct, frozen=True):
             own = hashlib.sha256(self.name.encode()).hexdigest()[:16]
             engine = dataclasses.replace(engine, kv_disk=str(Path(engine.kv_disk) / own), kv_disk_size=size)
         names = (*self.names, *(tagged(name) for name in self.names if tagged(name) != name))
-        server = dataclasses.replace(self.server, uds=str(folder / SOCKET), served_model_name=names)
+        server = dataclasses.replace(
+            self.server,
+            uds=str(folder / SOCKET),
+            served_model_name=names,
+            responses_dir=self.server.responses_dir or str(folder.parent / RESPONSES),
+        )
         return Launch(engine, server)
 
 

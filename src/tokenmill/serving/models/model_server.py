@@ -25,6 +25,8 @@ from tokenmill.serving.replicas.children import ChildProcess
 
 CHILD_MODULE = "tokenmill.serving.models.child"
 SOCKET = "http"
+# The folder of stored responses, beside those of the servers, where none is given.
+RESPONSES = "responses"
 # Its last streams have ended before it is told to stop; what it writes to a disk may take a while.
 _STOP_SECONDS = 30.0
 _ORPHAN_SECONDS = 2.0

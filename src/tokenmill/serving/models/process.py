@@ -19,6 +19,7 @@ from tokenmill.serving.models.app import build_models_app
 from tokenmill.serving.models.batch_lines import ModelLines
 from tokenmill.serving.models.catalogue import Catalogue
 from tokenmill.serving.models.listing import Listing
+from tokenmill.serving.models.model_server import RESPONSES
 from tokenmill.serving.models.reply import Answers
 from tokenmill.serving.models.routes import Shared
 from tokenmill.serving.models.service import ModelService
@@ -30,9 +31,12 @@ from tokenmill.serving.server.http.listener import bind, check_tls, is_on_loopba
 from tokenmill.serving.server.http.middleware import owner_of_key
 from tokenmill.serving.server.http.server import HttpServer, wind_up
 from tokenmill.serving.server.http.unknown_fields import UnknownFields
+from tokenmill.serving.server.openai.stored_responses import StoredResponsesRoutes
 from tokenmill.serving.server.process.parent import private_folder
 from tokenmill.serving.server.process.screen import StandardError
 from tokenmill.serving.server.process.served_batches import ServedBatches
+from tokenmill.serving.server.response_files import ResponseFiles
+from tokenmill.serving.server.response_store import ResponseStore
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -75,7 +79,8 @@ def serve(
             limits = (budget, config.models_ttl, config.models_wait)
             service = ModelService(checked, folder, limits, available, log.note)
             owners = {owner_of_key(key): names for key, names in key_models.items()}
-            return asyncio.run(_serve(service, config, listener, log, owners, num_slots))
+            responses = ResponseFiles(Path(config.responses_dir) if config.responses_dir else folder / RESPONSES)
+            return asyncio.run(_serve(service, config, listener, log, owners, num_slots, responses))
         finally:
             if config.uds is not None:
                 Path(config.uds).unlink(missing_ok=True)
@@ -106,12 +111,14 @@ async def _serve(
     log: EventLog,
     key_models: Mapping[str, frozenset[str]],
     num_slots: int,
+    responses: ResponseFiles,
 ) -> int:
     replies, lines = OpenReplies(), ModelLines(service, key_models)
     batches = None if config.batch_dir is None else ServedBatches(config, lambda: lines.is_busy)
     bodies = BodyBudget(config.max_body_bytes_in_flight, UnknownFields(config.strict_fields))
+    stored = StoredResponsesRoutes(ResponseStore(responses))
     kept = () if batches is None else (batches.service, batches.collector)
-    shared = Shared(service, Answers(service, replies), Listing(service), bodies, key_models, *kept)
+    shared = Shared(service, Answers(service, replies), Listing(service), bodies, key_models, stored, *kept)
     app = build_models_app(shared, config, is_on_loopback(listener))
     http = HttpServer(app, config, listener, lambda line: log.note("connections", line))
     is_asked = asyncio.Event()

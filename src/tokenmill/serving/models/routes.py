@@ -31,6 +31,7 @@ from tokenmill.serving.server.http.json_response import json_response
 from tokenmill.serving.server.http.middleware import owner_of
 from tokenmill.serving.server.ollama.models import ModelBody
 from tokenmill.serving.server.ollama.writer import now
+from tokenmill.serving.server.openai.stored_responses import StoredResponsesRoutes
 
 
 class Shared(msgspec.Struct, frozen=True):
@@ -38,6 +39,7 @@ class Shared(msgspec.Struct, frozen=True):
 
     Attributes:
         key_models: names of the models that an owner may use, where not all.
+        responses: answer for models that have left.
         batches: keeps files and batches; None: this server has none. lines: counts its lines for /metrics.
     """
 
@@ -46,6 +48,7 @@ class Shared(msgspec.Struct, frozen=True):
     listing: Listing
     bodies: BodyBudget
     key_models: Mapping[str, frozenset[str]]
+    responses: StoredResponsesRoutes
     batches: BatchService | None = None
     lines: Collector | None = None
 
@@ -271,6 +274,17 @@ class PassRoutes:
         if reply is None:
             raise NotFound("no loaded model knows of it", "id")
         return reply
+
+    async def stored_response(self, request: Request) -> Response:
+        """Show or delete a stored response: the server that makes it has it, or the folder of all."""
+        try:
+            reply = await self.find(request)
+        except NotFound:
+            reply = None
+        if reply is not None and reply.status_code != httpx.codes.NOT_FOUND:
+            return reply
+        stored = self._shared.responses
+        return await (stored.delete(request) if request.method == "DELETE" else stored.get(request))
 
     async def refuse(self, request: Request) -> Response:
         """Refuse what only a server of one model has."""

@@ -41,6 +41,7 @@ from tokenmill.serving.server.openai.files import FilesQuery, FilesRoutes
 from tokenmill.serving.server.openai.responses import ResponsesRoutes
 from tokenmill.serving.server.openai.responses_body import ResponsesBody
 from tokenmill.serving.server.openai.sessions import SessionBody, SessionsRoutes
+from tokenmill.serving.server.openai.stored_responses import StoredResponsesRoutes
 from tokenmill.serving.server.openai.upload import UploadForm
 from tokenmill.serving.server.operators.adapters import AdapterRoutes, LoadAdapterBody, UnloadAdapterBody
 from tokenmill.serving.server.operators.admin import AbortBody, AdminRoutes, ControlBody, PauseQuery, ResetQuery
@@ -116,7 +117,7 @@ def _add_routes(app: Application, context: ServerContext) -> None:
     app.add("HEAD", "/", named.running)
     for method, verb in (("POST", "copy"), ("POST", "create"), ("POST", "push"), ("DELETE", "delete")):
         app.add_described(method, f"/api/{verb}", named.refuse)
-    app.add_described("DELETE", "/v1/responses/{response_id}", routes.responses.delete)
+    app.add_described("DELETE", "/v1/responses/{response_id}", routes.stored.delete)
     app.add_described("DELETE", "/v1/files/{file_id}", files.delete)
     app.add_described("DELETE", "/v1/sessions/{session_id}", routes.sessions.delete)
 
@@ -129,6 +130,7 @@ class _Routes:
         self._tokens, self._admin, self._sglang = TokenRoutes(context), AdminRoutes(context), SglangRoutes(context)
         self._engines = EngineRoutes(context)
         self.info, self.responses = InfoRoutes(context), ResponsesRoutes(context)
+        self.stored = StoredResponsesRoutes(context.responses)
         self.files, self.batches = FilesRoutes(context.batches), BatchesRoutes(context.batches, context.bodies)
         self.sessions, self.named = SessionsRoutes(context), ModelRoutes(context)
         self._shown, self.slots = DescriptionRoutes(context), SlotRoutes(context)
@@ -213,7 +215,7 @@ class _Routes:
             ("/api/v0/models/{model:path}", self._shown.studio_model),
             ("/v1/requests", live.requests),
             ("/v1/requests/{id}", admin.request),
-            ("/v1/responses/{response_id}", self.responses.get),
+            ("/v1/responses/{response_id}", self.stored.get),
             ("/v1/files/{file_id}", self.files.get),
             ("/v1/files/{file_id}/content", self.files.content),
             ("/v1/batches/{batch_id}", self.batches.get),

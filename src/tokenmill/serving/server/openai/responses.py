@@ -1,4 +1,4 @@
-"""Serve /v1/responses: create, retrieve, cancel, delete. Responses are kept in memory only, see `ResponseStore`."""
+"""Serve /v1/responses: create, retrieve, cancel, delete. `ResponseStore` says where they are kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmill.core.errors import InvalidRequest, NotFound, TokenMillError
+from tokenmill.core.errors import InvalidRequest, TokenMillError
 from tokenmill.core.messages import GenerateText, TextOutput
 from tokenmill.serving.frontend.chat_messages import check_size
 from tokenmill.serving.frontend.generation import Generation, merge
@@ -22,7 +22,7 @@ from tokenmill.serving.server.generation.placement import placed
 from tokenmill.serving.server.generation.reply import GenerationReply, caller_of, check_output
 from tokenmill.serving.server.generation.tokens import num_prompt_tokens
 from tokenmill.serving.server.generation.writer import UsageCounter
-from tokenmill.serving.server.http.body import note_left_out, read_call, read_query
+from tokenmill.serving.server.http.body import note_left_out, read_call
 from tokenmill.serving.server.http.json_response import json_response
 from tokenmill.serving.server.http.middleware import owner_of
 from tokenmill.serving.server.openai.response_events import ResponseWriter
@@ -35,17 +35,12 @@ from tokenmill.serving.server.openai.responses_body import (
     left_out,
     response_call,
 )
-from tokenmill.serving.server.response_store import StoredResponse
+from tokenmill.serving.server.openai.stored_responses import stored_of
+from tokenmill.serving.server.response_files import StoredResponse
 
 _logger = logging.getLogger(__name__)
 
 MAX_METADATA_BYTES = 64 << 10
-
-
-class RetrieveQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """The query of GET /v1/responses/{id}; `stream` exists because clients may send it as false."""
-
-    stream: bool = False
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -71,7 +66,7 @@ class ResponsesRoutes:
         body, num_bytes = await read_call(request, ResponsesBody, context.bodies)
         if body.background and (body.stream or body.store is False):
             raise InvalidRequest("background needs store, and no stream", "background")
-        earlier = self._earlier(owner, body.previous_response_id)
+        earlier = await self._earlier(owner, body.previous_response_id)
         num_bytes += earlier.num_bytes
         asked = await context.bodies.threads.run(num_bytes, lambda: self._read(body, earlier.messages))
         note_left_out(request, context.bodies, left_out(body, asked.tools))
@@ -101,7 +96,7 @@ class ResponsesRoutes:
         """Count the prompt tokens of an input."""
         context = self._context
         body, num_bytes = await read_call(request, ResponsesBody, context.bodies)
-        earlier = self._earlier(owner_of(request.scope), body.previous_response_id)
+        earlier = await self._earlier(owner_of(request.scope), body.previous_response_id)
         asked = await context.bodies.threads.run(
             num_bytes + earlier.num_bytes, lambda: self._read(body, earlier.messages)
         )
@@ -109,15 +104,9 @@ class ResponsesRoutes:
         count = await num_prompt_tokens(asked.prompts[0], context)
         return json_response({"object": "response.input_tokens", "input_tokens": count})
 
-    async def get(self, request: Request) -> Response:
-        """Return a stored response."""
-        if read_query(request, RetrieveQuery).stream:
-            raise InvalidRequest("stream: events are not stored; ask without stream", "stream")
-        return json_response(self._stored(request).response)
-
     async def cancel(self, request: Request) -> Response:
         """Cancel a response that runs in the background."""
-        stored = self._stored(request)
+        stored = await stored_of(request, self._store)
         response_id = stored.response["id"]
         if stored.response["background"] is not True:
             raise InvalidRequest("only a response that was created with background can be cancelled", "response_id")
@@ -126,13 +115,7 @@ class ResponsesRoutes:
         task = self._store.tasks.get(response_id)
         if task is not None:
             await asyncio.wait([task])
-        return json_response(self._stored(request).response)
-
-    async def delete(self, request: Request) -> Response:
-        """Delete a stored response."""
-        response_id = self._stored(request).response["id"]
-        self._store.drop(owner_of(request.scope), response_id)
-        return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
+        return json_response((await stored_of(request, self._store)).response)
 
     async def _run(self, generation: Generation, writer: ResponseWriter, timeout: float | None) -> None:
         """Generate in the background, without a waiting client."""
@@ -160,18 +143,12 @@ class ResponsesRoutes:
         messages = [*earlier, *input_messages(body.input)]
         return _Asked(call, messages_of(call, self._context), self._head(body), messages, tools)
 
-    def _earlier(self, owner: str, response_id: str | None) -> StoredResponse:
+    async def _earlier(self, owner: str, response_id: str | None) -> StoredResponse:
         if response_id is None:
             return StoredResponse({}, [], 0)
-        stored = self._store.get(owner, response_id)
+        stored = await self._store.get(owner, response_id)
         if stored is None or stored.response["status"] not in ("completed", "incomplete"):
             raise InvalidRequest("previous_response_id names no response that is complete", "previous_response_id")
-        return stored
-
-    def _stored(self, request: Request) -> StoredResponse:
-        stored = self._store.get(owner_of(request.scope), request.path_params["response_id"])
-        if stored is None:
-            raise NotFound("no response is stored under this id", "response_id")
         return stored
 
     def _head(self, body: ResponsesBody) -> dict[str, Any]:

@@ -47,6 +47,7 @@ _PRIVATE = frozenset(
         "master_secret",
         "otlp_traces_endpoint",
         "replica",
+        "responses_dir",
         "slot_save_path",
         "step_log",
         "tokenizer",

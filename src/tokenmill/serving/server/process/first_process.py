@@ -35,6 +35,8 @@ from tokenmill.serving.server.process.api_process import ApiProcess, Ending, run
 from tokenmill.serving.server.process.screen import OpenScreen, Screen
 from tokenmill.serving.server.process.served_batches import ServedBatches
 from tokenmill.serving.server.process.start_checks import check_sockets, check_start
+from tokenmill.serving.server.response_files import ResponseFiles
+from tokenmill.serving.server.response_store import ResponseStore
 from tokenmill.serving.server.retrieval.routes import retrieval_handlers
 from tokenmill.serving.server.session_store import SessionCollector, SessionStore
 
@@ -116,6 +118,8 @@ class FirstProcess(ApiProcess):
         self._metrics = Metrics(self._parts.engines, self._parts.counts, server.metrics_prefix, name, self._traces)
         self._sessions = SessionStore()
         self._metrics.show(SessionCollector(PREFIX, self._sessions))
+        kept = None if server.responses_dir is None else ResponseFiles(Path(server.responses_dir))
+        self._responses = ResponseStore(kept)
         self._batches: ServedBatches | None = None
         if server.batch_dir is not None:
             self._batches = ServedBatches(server, lambda: self._client.has_waiting)
@@ -162,6 +166,7 @@ class FirstProcess(ApiProcess):
             fleet=Fleet(self._parts),
             batches=None if self._batches is None else self._batches.service,
             live=self._live,
+            responses=self._responses,
             sessions=self._sessions,
         )
         if self._batches is not None:
@@ -247,6 +252,7 @@ class FirstProcess(ApiProcess):
 
     async def _let_go(self) -> None:
         await super()._let_go()
+        await self._responses.close()
         if self._api_workers is not None:
             self._api_workers.close()
         if self._batches is not None:
