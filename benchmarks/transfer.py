@@ -29,8 +29,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenmill.core.request import CacheKey
+from tokenmill.engine.transfer.host_pages import HostPages
 from tokenmill.engine.transfer.remote.client import PageClient
-from tokenmill.engine.transfer.remote.host_pages import HostPages
 from tokenmill.engine.transfer.remote.leases import Lease, LeaseTable, prefix_digest
 from tokenmill.engine.transfer.remote.messages import Ask, Handle, PageFormat
 from tokenmill.engine.transfer.remote.server import PageServer, Producer

@@ -33,9 +33,13 @@ def make_moe_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = torch.
 
 
 def make_vision_checkpoint(
-    folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, *, has_experts: bool = False
+    folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, *, has_experts: bool = False, **more: Any
 ) -> Path:
-    """Write a checkpoint of four text layers and a tower of four blocks, with tokenizer, template and processor."""
+    """Write a checkpoint of four text layers and a tower of four blocks, with tokenizer, template and processor.
+
+    Args:
+        more: of the text model.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     special = make_tokenizer(folder, VOCAB_SIZE)
     ids = add_marks(folder)
@@ -64,7 +68,7 @@ def make_vision_checkpoint(
     }
     kind = "Qwen3VLMoe" if has_experts else "Qwen3VL"
     config = getattr(transformers, f"{kind}Config")(
-        text_config=text | EXPERTS if has_experts else text,
+        text_config=text | (EXPERTS if has_experts else {}) | more,
         vision_config=tower,
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],

@@ -17,9 +17,9 @@ from tests.serving.server.split_servers import (
     num_cached,
     start_split,
 )
+from tokenmill.engine.transfer.host_pages import HostPages
 from tokenmill.engine.transfer.remote.channel import TransferError
 from tokenmill.engine.transfer.remote.client import PageClient
-from tokenmill.engine.transfer.remote.host_pages import HostPages
 from tokenmill.engine.transfer.remote.messages import Handle
 
 pytestmark = pytest.mark.skipif(

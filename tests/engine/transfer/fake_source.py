@@ -8,6 +8,7 @@ that are kept it reads at each turn: they must hold what they held.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.core.transfers import KVQuery, TransferSettings
 from tokenmill.engine.transfer.connector import KVConnector, TransferTimeouts
-from tokenmill.engine.transfer.orders import Movers, PageLoad, PageSave
+from tokenmill.engine.transfer.orders import Movers, PageLoad, PageSave, write_one_by_one
 from tokenmill.engine.transfer.protocol import Answer, KeptPages
 from tokenmill.engine.transfer.state import TransferState
 from tokenmill.lab.conformance.memory_runner import VOCAB_SIZE, PagedMemoryRunner
@@ -46,6 +47,9 @@ class TokenMover:
     def write(self, page: int, data: memoryview) -> None:
         self._memory[page] = np.frombuffer(data, dtype=np.int64)
 
+    def write_good(self, pages: Sequence[int], data: memoryview, checksums: Sequence[int]) -> int:
+        return write_one_by_one(self, pages, data, checksums)
+
 
 class StateMover:
     """Recurrent states of the paged-memory runner, as bytes: the number of tokens that one has seen, then these."""
@@ -65,6 +69,9 @@ class StateMover:
         assert slot not in self._used(), "a state is loaded where a launched step reads or writes one"
         count, *numbers = np.frombuffer(data, dtype=np.int32).tolist()
         self._harness.runner.states[slot] = numbers[:count]
+
+    def write_good(self, pages: Sequence[int], data: memoryview, checksums: Sequence[int]) -> int:
+        return write_one_by_one(self, pages, data, checksums)
 
     def _used(self) -> set[int]:
         """Return the slots of the launched steps. One that has failed touches no state, and its rows have none."""

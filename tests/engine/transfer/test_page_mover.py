@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from tests.canonical import tensors_of
+from tokenmill.engine.transfer.checksum import find_checksum
+from tokenmill.engine.transfer.orders import write_one_by_one
 from tokenmill.engine.transfer.page_mover import RawPages, layout_of
 from tokenmill.model.attention.packed_kv import PackedKV
 from tokenmill.model.attention.protocol import AttentionSpec, KVCache
@@ -48,6 +50,26 @@ def test_a_page_that_was_read_and_written_elsewhere_is_the_same_bits(
     movers[1].write(3, data)
     assert pages_of(target, 3) == pages_of(source, 2)
     assert {page: pages_of(target, page) for page in others} == others
+
+
+@pytest.mark.parametrize("num_good", [0, 1, 2, 3])
+def test_pages_are_filled_as_far_as_their_bytes_are_right(rng: np.random.Generator, num_good: int) -> None:
+    """The same for a mover that checks page by page before it writes."""
+    source, (target, other) = make_cache(PackedKV, "int8"), (make_cache(PackedKV, "int8") for _ in range(2))
+    movers, (_, checksum) = [RawPages(cache.pieces, "layout") for cache in (source, target, other)], find_checksum()
+    size, pages, wanted = movers[0].page_bytes, [4, 0, 3], [2, 1, 4]
+    data = memoryview(bytearray(3 * size))
+    for number, page in enumerate(wanted):
+        movers[0].read(page, data[number * size : (number + 1) * size])
+    checksums = [checksum(data[number * size : (number + 1) * size]) for number in range(3)]
+    if num_good < 3:
+        data[num_good * size + int(rng.integers(size))] ^= 1 << int(rng.integers(8))
+    untouched = pages_of(other, pages[min(num_good, 2)])
+    assert movers[1].write_good(pages, data, checksums) == num_good
+    assert write_one_by_one(movers[2], pages, data, checksums) == num_good
+    for page, its_source in zip(pages[:num_good], wanted, strict=False):
+        assert pages_of(target, page) == pages_of(other, page) == pages_of(source, its_source)
+    assert num_good == 3 or pages_of(other, pages[num_good]) == untouched
 
 
 def test_pages_of_other_layouts_types_and_shapes_have_other_names() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.engine.loop.test_kv_matrix import ENGINE, SERVED, Talk, talks
+from tests.engine.loop.kv_talks import ENGINE, SERVED, Talk
+from tests.engine.loop.test_kv_matrix import talks
 from tests.model.kernels.native import ISAS
 from tests.seeding import seed_for
 from tests.tiers import some
@@ -20,6 +22,7 @@ from tokenmill import LLM
 from tokenmill.core.engine_messages import SlotSeen
 from tokenmill.core.messages import ActOnSlot
 from tokenmill.core.request import CacheKey
+from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.transfer.sessions import Conversations
 
 SEED = seed_for(__name__)
@@ -28,26 +31,26 @@ __all__ = ["talks"]
 pytestmark = pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
 
 
-def act(llm: LLM, slot: int, action: str, file: str = "") -> SlotSeen:
+def act(engine: Engine, slot: int, action: str, file: str = "") -> SlotSeen:
     """Have something done with a slot, and wait for its end."""
     ticket = f"{time.monotonic_ns()}"
     while True:
-        seen = llm._local.engine.answer(ActOnSlot("", slot, action, file, ticket))
+        seen = engine.answer(ActOnSlot("", slot, action, file, ticket))
         assert isinstance(seen, SlotSeen)
         if seen.is_done:
             return seen
-        llm.step()
+        engine.step()
         time.sleep(0.005)
 
 
-def open_engine(talk: Talk, folder: Path, **more: Any) -> LLM:
-    return LLM(talk.folder, **{**ENGINE, **talk.flags, **more}, slot_save_path=str(folder))
+def open_engine(talk: Talk, folder: Path, **more: Any) -> AbstractContextManager[Engine]:
+    return talk.open(slot_save_path=str(folder), **more)
 
 
 def save(talk: Talk, folder: Path, **more: Any) -> SlotSeen:
-    with open_engine(talk, folder, **more) as llm:
-        talk.ask(llm, talk.first)
-        return act(llm, 0, "save", "talk")
+    with open_engine(talk, folder, **more) as engine:
+        talk.ask(engine, talk.first)
+        return act(engine, 0, "save", "talk")
 
 
 @pytest.mark.parametrize("served", some(list(SERVED), 3))
@@ -56,11 +59,11 @@ def test_a_conversation_goes_on_from_its_file(talks: Callable[[str], Talk], serv
     saved = save(talk, tmp_path)
     assert not saved.error
     assert saved.num_bytes == (tmp_path / "talk").stat().st_size
-    with open_engine(talk, tmp_path) as llm:
-        restored = act(llm, 1, "restore", "talk")
+    with open_engine(talk, tmp_path) as engine:
+        restored = act(engine, 1, "restore", "talk")
         assert (restored.num_tokens, restored.num_bytes) == (saved.num_tokens, saved.num_bytes)
-        reply, num_cached = talk.ask(llm, talk.second)
-        again = act(llm, 1, "save", "again")
+        reply, num_cached = talk.ask(engine, talk.second)
+        again = act(engine, 1, "save", "again")
     assert reply == talk.reply, f"seed {SEED}"
     assert num_cached >= 0.95 * (len(talk.second) - 10)
     assert again.num_tokens > saved.num_tokens, "it has gone on in its slot"
@@ -85,7 +88,7 @@ def test_damage_and_foreign_files_get_a_sentence(
     flipped = bytearray(whole)
     flipped[rng.integers(len(flipped) - 32)] ^= 1 << int(rng.integers(8))
     other = make_checkpoint(tmp_path / "other", "qwen3", seed=SEED % 1000, max_position_embeddings=2048)
-    with open_engine(talk, tmp_path) as llm:
+    with open_engine(talk, tmp_path) as engine:
         for name, data, says in [
             ("flipped", bytes(flipped), "is damaged, its digest is wrong"),
             ("short", whole[: int(rng.integers(len(whole)))], "is no session file, or its end is missing"),
@@ -93,38 +96,38 @@ def test_damage_and_foreign_files_get_a_sentence(
         ]:
             (tmp_path / name).write_bytes(data)
             (tmp_path / name).chmod(0o600)
-            seen = act(llm, 0, "restore", name)
+            seen = act(engine, 0, "restore", name)
             assert (says in seen.error, seen.num_tokens) == (True, 0), seen
-        assert "cannot be read: No such file" in act(llm, 0, "restore", "none").error
-        assert talk.ask(llm, talk.first)[1] == 0
+        assert "cannot be read: No such file" in act(engine, 0, "restore", "none").error
+        assert talk.ask(engine, talk.first)[1] == 0
     for folder, flags, says in [
         (other, {}, "another model"),
         (talk.folder, {"kv_cache_dtype": "int8"}, "KV of another shape"),
     ]:
         with LLM(folder, **ENGINE, **flags, slot_save_path=str(tmp_path)) as llm:
-            assert says in act(llm, 0, "restore", "talk").error
+            assert says in act(llm._local.engine, 0, "restore", "talk").error
 
 
 def test_a_file_that_goes_or_changes_later_is_a_miss(talks: Callable[[str], Talk], tmp_path: Path) -> None:
     talk = talks("full attention")
     save(talk, tmp_path)
     data = bytearray((tmp_path / "talk").read_bytes())
-    with open_engine(talk, tmp_path) as llm:
-        assert not act(llm, 0, "restore", "talk").error
+    with open_engine(talk, tmp_path) as engine:
+        assert not act(engine, 0, "restore", "talk").error
         data[len(data) // 2] ^= 1
         (tmp_path / "talk").write_bytes(data)
-        reply, num_cached = talk.ask(llm, talk.second)
+        reply, num_cached = talk.ask(engine, talk.second)
         assert 0 < num_cached < 0.95 * len(talk.second)
     assert reply == talk.reply
-    with open_engine(talk, tmp_path) as llm:
-        assert "damaged" in act(llm, 0, "restore", "talk").error
+    with open_engine(talk, tmp_path) as engine:
+        assert "damaged" in act(engine, 0, "restore", "talk").error
 
 
 def test_a_slot_whose_kv_is_gone_says_so(talks: Callable[[str], Talk], tmp_path: Path) -> None:
-    with open_engine(talks("full attention"), tmp_path) as llm:
-        talks("full attention").ask(llm, talks("full attention").first)
-        llm.reset_prefix_cache()
-        assert "no KV of this slot is cached any more" in act(llm, 0, "save", "talk").error
+    with open_engine(talks("full attention"), tmp_path) as engine:
+        talks("full attention").ask(engine, talks("full attention").first)
+        engine.reset_prefix_cache()
+        assert "no KV of this slot is cached any more" in act(engine, 0, "save", "talk").error
     assert not list(tmp_path.iterdir())
 
 

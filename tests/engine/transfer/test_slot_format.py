@@ -27,7 +27,7 @@ def test_a_store_of_an_earlier_release_is_read(tmp_path: Path) -> None:
     store = SlotFile(tmp_path, SlotFormat("0123456789abcdef", len(PAGE), len(TOKENS)), NUM_SLOTS * SLOT_BYTES)
     (slot,) = store.slots()
     data = memoryview(bytearray(len(PAGE)))
-    assert store.read(slot, data)
+    assert store.read_pages([slot], data) == 1
     assert bytes(data) == PAGE
     ((key, tokens),) = page_keys(CacheKey("model", "salt"), TOKENS, len(TOKENS))
     assert slot == Slot(5, key, tokens, store.checksum(memoryview(PAGE))), "what a request looks for"

@@ -51,6 +51,41 @@ def test_a_killed_server_finds_its_pages_again_and_the_answer_does_not_change(ti
         assert cached(server.post("/v1/completions", body).json()) == 0
 
 
+@pytest.mark.timeout(300)
+def test_each_replica_finds_what_any_has_stored_also_after_kill_9(tiny_checkpoint, tmp_path):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    prompt, disk = [rng.randrange(300) for _ in range(PROMPT_TOKENS)], tmp_path / "kv"
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 20, "temperature": 0, "logprobs": 2, "ignore_eos": True}
+    engine = EngineConfig(model=str(tiny_checkpoint), dtype="bfloat16", num_pages=64, kv_disk=str(disk))
+    engine = dataclasses.replace(engine, max_num_seqs=4, max_num_batched_tokens=64, kv_disk_size=64 << 20)
+    # Of two idle engines each gets a request in turn.
+    two = {"data_parallel_size": 2, "routing_policy": "fewest", "served_model_name": ("tiny",)}
+    with start_server(engine, ENGINE_MODULE, **two) as server:
+        first = server.post("/v1/completions", body).json()
+        assert cached(first) == 0
+        server.wait_for(lambda: num_records(disk) == 26)
+        assert_found(server.post("/v1/completions", body).json(), first)
+        server.wait_for(lambda: of_engines(server, "generation_tokens_total") == [20, 20])
+        for pid in [server.process.pid, *server.children().values()]:
+            os.kill(pid, signal.SIGKILL)
+    with start_server(engine, ENGINE_MODULE, **two) as server:
+        for _ in range(2):
+            assert_found(server.post("/v1/completions", body).json(), first)
+        server.wait_for(lambda: of_engines(server, "generation_tokens_total") == [20, 20])
+
+
+def assert_found(reply, first) -> None:
+    """Check that a reply's prompt came from the disk, and that it is the first reply again."""
+    assert reply["choices"] == first["choices"]
+    assert reply["usage"]["prompt_tokens_details"]["external_cached_tokens"] >= 0.95 * (PROMPT_TOKENS - 1) // 16 * 16
+
+
+def of_engines(server, name) -> list[float]:
+    return [server.metric(name, engine=str(number)) for number in (0, 1)]
+
+
 def cached(reply) -> int:
     details = reply["usage"].get("prompt_tokens_details") or {}
     return details.get("cached_tokens") or 0
@@ -58,6 +93,5 @@ def cached(reply) -> int:
 
 def num_records(folder) -> int:
     """Records of 16 + 24 + 64 + 4 bytes behind the header's line."""
-    (index,) = folder.glob("*.index")
-    data = index.read_bytes()
-    return len(data[data.index(b"\n") + 1 :]) // (4 + 4 + 16 + 64 + 4)
+    files = [index.read_bytes() for index in folder.glob("*.index")]
+    return sum(len(data[data.index(b"\n") + 1 :]) for data in files) // (4 + 4 + 16 + 64 + 4)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tokenmill.engine.transfer.page_mover import page_bytes_of
+from tokenmill.engine.transfer.orders import write_one_by_one
 from tokenmill.platform.protocol import Platform
 
 
@@ -21,7 +21,8 @@ class DevicePages:
 
     def __init__(self, platform: Platform, pieces: Sequence[torch.Tensor], layout: str) -> None:
         """`pieces`, `layout`: see `RawPages`, but on the device."""
-        self.layout, self.page_bytes = layout, page_bytes_of(pieces)
+        self.layout = layout
+        self.page_bytes = sum(piece.nbytes // piece.shape[1] for piece in pieces)
         self._pieces = tuple(pieces)
         self._stream = platform.stream()
         self._pinned = platform.pinned(self.page_bytes)
@@ -43,6 +44,10 @@ class DevicePages:
                 copied = self._stream.record()
             copied.wait()
             np.frombuffer(data, dtype=np.uint8)[:] = self._pinned.numpy()
+
+    def write_good(self, pages: Sequence[int], data: memoryview, checksums: Sequence[int]) -> int:
+        """See `PageMover`."""
+        return write_one_by_one(self, pages, data, checksums)
 
     def write(self, page: int, data: memoryview) -> None:
         """Fill a page on the device with `data`, and wait until it is there."""

@@ -16,18 +16,12 @@ import msgspec
 
 from tokenmill.engine.transfer.slot_file import SlotFile
 from tokenmill.engine.transfer.slot_format import SlotFormat, open_own, read_from
-from tokenmill.engine.transfer.slots import Slot
+from tokenmill.engine.transfer.slots import NeighbourSlot
 
 # Seconds between two looks at the files.
 _PERIOD = 0.25
 # The end of an index that is none of ours: nothing comes behind it.
 _NEVER = 1 << 62
-
-
-class NeighbourSlot(Slot, frozen=True):
-    """A slot in the files of another engine."""
-
-    pages: Path
 
 
 class _Neighbour:
@@ -147,19 +141,6 @@ class NeighbourFiles:
 
     def __contains__(self, key: bytes) -> bool:
         return any(key in neighbour.slots for neighbour in self._neighbours.values())
-
-    def read(self, slot: NeighbourSlot, data: memoryview) -> bool:
-        """Read a page; return False if it is not there any more, or cannot be read, which says nothing of our files."""
-        try:
-            pages = open_own(slot.pages, os.O_RDONLY)
-        except OSError:
-            return False
-        try:
-            return self._form.read_page(pages, slot, data)
-        except OSError:
-            return False
-        finally:
-            os.close(pages)
 
     def drop(self, slot: NeighbourSlot) -> None:
         """Forget a slot that turned out to hold something else."""

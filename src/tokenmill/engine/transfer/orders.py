@@ -1,20 +1,21 @@
 """`PageLoad` and `PageSave`: one order each, between the engine's thread and the threads of a source.
 
 An order that is over touches no page any more, whatever its source does: a cancelled order answers `fill` and `read`
-with False, and so does a finished one. So pages can be taken back from a source at any moment, at the cost of one
-page's copy at most.
+with False, and so does a finished one. So pages can be taken back from a source at any moment, at the cost of the copy
+of those that are filled together.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.core.transfers import LoadOrder, SaveOrder
+from tokenmill.engine.transfer.checksum import find_checksum
 
 
 class PageMover(Protocol):
@@ -35,6 +36,23 @@ class PageMover(Protocol):
 
     def write(self, page: int, data: memoryview) -> None:
         """Fill a page with bytes from `read`."""
+
+    def write_good(self, pages: Sequence[int], data: memoryview, checksums: Sequence[int]) -> int:
+        """Fill pages as long as their bytes, one page behind another, have these checksums; return how many have.
+
+        The page behind them may be filled with bytes whose checksum is another.
+        """
+
+
+def write_one_by_one(mover: PageMover, pages: Sequence[int], data: memoryview, checksums: Sequence[int]) -> int:
+    """Do a mover's `write_good` by its `write`: each page is checked before it is written."""
+    _, checksum = find_checksum()
+    for number, (page, wanted) in enumerate(zip(pages, checksums, strict=True)):
+        content = data[number * mover.page_bytes : (number + 1) * mover.page_bytes]
+        if checksum(content) != wanted:
+            return number
+        mover.write(page, content)
+    return len(pages)
 
 
 class Movers(msgspec.Struct, frozen=True):
@@ -106,6 +124,13 @@ class PageLoad(_Order):
             num_good = write(self.order.page_ids[first : first + count])
             self._is_filled[first : first + num_good] = b"\1" * num_good
             return num_good
+
+    def fill_good(self, first: int, data: memoryview, checksums: Sequence[int]) -> int:
+        """Fill pages from number `first` on, as long as their bytes have these checksums; return how many have.
+
+        0 if the load is over.
+        """
+        return self.fill_some(first, len(checksums), lambda pages: self._mover.write_good(pages, data, checksums))
 
     def fill_state(self, data: memoryview) -> None:
         """Fill the state that the order asks for with verified bytes, unless the load is over."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from tokenmill.engine.transfer.checksum import find_checksum
+from tokenmill.engine.transfer.host_pages import HostPages
+from tokenmill.engine.transfer.orders import write_one_by_one
 from tokenmill.platform.host_arrays import host_array
 
 if TYPE_CHECKING:
@@ -26,41 +26,31 @@ def layout_of(arrays: Sequence[Array], name: str) -> str:
     return blake2b("/".join([name, *kinds]).encode(), digest_size=16).hexdigest()
 
 
-def page_bytes_of(pieces: Sequence[Array]) -> int:
-    """Return the bytes of a page in KV memory of these pieces."""
-    return sum(piece.nbytes // piece.shape[1] for piece in pieces)
-
-
 def _kind(array: Array) -> str:
     """Return the name of an array's dtype, the same for a tensor; the host keeps bfloat16 as its bits."""
     return str(array.dtype).removeprefix("torch.").replace("uint16", "bfloat16")
 
 
-class RawPages:
+class RawPages(HostPages):
     """A page mover over host memory. A page is its part of each piece, one after another, layer by layer."""
 
     def __init__(self, pieces: Sequence[Array], layout: str) -> None:
         """`pieces`: see `KVCache`; in host memory. `layout`: see `layout_of`."""
-        self.layout, self.page_bytes = layout, page_bytes_of(pieces)
-        self._parts = []
-        start = 0
-        for array in map(host_array, pieces):
-            assert array.flags.c_contiguous, "KV memory is one piece"
-            layers, pages = array.shape[:2]
-            size = math.prod(array.shape[2:]) * array.itemsize
-            self._parts.append((array.reshape(-1).view(np.uint8).reshape(layers, pages, size), start))
-            start += layers * size
+        super().__init__([host_array(piece) for piece in pieces])
+        self.layout = layout
+        self._has_checksum = self.checksum == find_checksum()[0]
 
     def read(self, page: int, data: memoryview) -> None:
         """Copy a page to `data`."""
-        into = np.frombuffer(data, dtype=np.uint8)
-        for part, start in self._parts:
-            layers, _, size = part.shape
-            into[start : start + layers * size].reshape(layers, size)[:] = part[:, page]
+        self.copy_out([page], data)
 
     def write(self, page: int, data: memoryview) -> None:
         """Fill a page with `data`."""
-        source = np.frombuffer(data, dtype=np.uint8)
-        for part, start in self._parts:
-            layers, _, size = part.shape
-            part[:, page] = source[start : start + layers * size].reshape(layers, size)
+        self.copy_in([page], data)
+
+    def write_good(self, pages: Sequence[int], data: memoryview, checksums: Sequence[int]) -> int:
+        """See `PageMover`. The bytes are copied and checked in one pass, so a page that is damaged is written, too."""
+        if not self._has_checksum:
+            return write_one_by_one(self, pages, data, checksums)
+        found = self.copy_in(pages, data)
+        return next((i for i, wanted in enumerate(checksums) if found[i] != wanted), len(found))

@@ -20,9 +20,8 @@ import msgspec
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import CacheKey
 from tokenmill.core.whole_file import whole_file
-from tokenmill.engine.transfer.neighbour_files import NeighbourSlot
 from tokenmill.engine.transfer.slot_format import SlotFormat, open_own, read_from
-from tokenmill.engine.transfer.slots import Slot
+from tokenmill.engine.transfer.slots import NeighbourSlot, Slot
 
 VERSION = 1
 _TAIL = struct.Struct("<8sQ16s")

@@ -9,12 +9,12 @@ one an empty slot, or that which was used least recently. Slots hold tokens; the
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -25,13 +25,12 @@ from tokenmill.core.extension import EngineExtension, Host
 from tokenmill.core.messages import ActOnSlot, EngineControl, TokenOutput
 from tokenmill.core.request import CacheKey, Request, TokenArray
 from tokenmill.core.transfers import Export
-from tokenmill.engine.transfer.neighbour_files import NeighbourSlot
 from tokenmill.engine.transfer.orders import PageSave
 from tokenmill.engine.transfer.page_keys import page_keys
 from tokenmill.engine.transfer.session_file import Content, SavedSession, SessionForm
-from tokenmill.engine.transfer.slot_format import SlotFormat, open_own
+from tokenmill.engine.transfer.slot_format import SlotFormat, read_elsewhere
 from tokenmill.engine.transfer.slot_table import SlotTable
-from tokenmill.engine.transfer.slots import Slot
+from tokenmill.engine.transfer.slots import NeighbourSlot, Slot
 from tokenmill.engine.transfer.tier import Tier
 
 NAME = "sessions"
@@ -62,19 +61,9 @@ class FileSlots:
         """Refuse: files stay as they are."""
         raise AssertionError("a session file is written as a whole")
 
-    def read(self, slot: Slot, data: memoryview) -> bool:
-        """Read a page; return False if the file is gone or has changed."""
-        assert isinstance(slot, NeighbourSlot), "a slot of a file"
-        try:
-            file = open_own(slot.pages, os.O_RDONLY)
-        except OSError:
-            return False
-        try:
-            return self._form.read_page(file, slot, data)
-        except OSError:
-            return False
-        finally:
-            os.close(file)
+    def read_pages(self, slots: Sequence[Slot], data: memoryview) -> int:
+        """Read pages of one file; 0 if it is gone."""
+        return read_elsewhere(self._form, cast("Sequence[NeighbourSlot]", slots), data)
 
     def close(self) -> None:
         """Do nothing: no file is open."""

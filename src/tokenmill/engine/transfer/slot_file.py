@@ -10,7 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tokenmill.core.whole_file import removed_on_failure
@@ -102,9 +102,9 @@ class SlotFile:
         while start < len(data):
             start += os.pwrite(self._pages, data[start:], position + start)
 
-    def read(self, slot: Slot, data: memoryview) -> bool:
-        """Read a page; return False if it is not what was written."""
-        return self.form.read_page(self._pages, slot, data)
+    def read_pages(self, slots: Sequence[Slot], data: memoryview) -> int:
+        """See `SlotFormat.read_pages`."""
+        return self.form.read_pages(self._pages, slots, data)
 
     def close(self) -> None:
         """Close the files."""

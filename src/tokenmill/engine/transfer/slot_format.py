@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,10 +19,12 @@ import numpy as np
 
 from tokenmill.engine.transfer.checksum import find_checksum
 from tokenmill.engine.transfer.page_keys import KEY_BYTES
-from tokenmill.engine.transfer.slots import Slot
+from tokenmill.engine.transfer.slots import NeighbourSlot, Slot
 
 VERSION = 2
 SLOT_ALIGNMENT = 4096
+# Pieces of memory that one call of the system fills.
+MOST_PARTS = 1024
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -73,22 +75,47 @@ class SlotFormat:
                 key, tokens = record["key"].tobytes(), record["tokens"].tobytes()
                 yield Slot(int(record["slot"]), key, tokens, int(record["page"]))
 
-    def read_page(self, pages: int, slot: Slot, data: memoryview) -> bool:
-        """Read a page; return False if it is not what its record says.
+    def read_pages(self, pages: int, slots: Sequence[Slot], data: memoryview) -> int:
+        """Read the pages of slots that follow each other; return how many are there, unchecked, from the first on.
 
         Args:
             pages: descriptor of the file with the slots.
+            data: [len(slots) * page_bytes], filled with one page behind another.
 
         Raises:
             OSError: the disk is broken.
         """
-        position, start = slot.number * self.slot_bytes, 0
-        while start < len(data):
-            count = os.preadv(pages, [data[start:]], position + start)
-            if not count:
-                return False
-            start += count
-        return self.checksum(data) == slot.checksum
+        gap, size = bytearray(self.slot_bytes - self.page_bytes), self.page_bytes
+        parts = [data[start : start + size] for start in range(0, len(slots) * size, size)]
+        if gap:
+            parts = [part for page in parts for part in (page, memoryview(gap))][:-1]
+        return (_read_into(parts, pages, slots[0].number * self.slot_bytes) + len(gap)) // self.slot_bytes
+
+
+def read_elsewhere(form: SlotFormat, slots: Sequence[NeighbourSlot], data: memoryview) -> int:
+    """Do `SlotFormat.read_pages` in the file that the slots are in; 0 if it is gone, or cannot be read."""
+    try:
+        pages = open_own(slots[0].pages, os.O_RDONLY)
+    except OSError:
+        return 0
+    try:
+        return form.read_pages(pages, slots, data)
+    except OSError:
+        return 0
+    finally:
+        os.close(pages)
+
+
+def _read_into(parts: list[memoryview], number: int, position: int) -> int:
+    """Fill pieces of memory, one after another, from a file; return how many bytes it had for them."""
+    total = 0
+    while parts and (count := os.preadv(number, parts[:MOST_PARTS], position + total)):
+        total += count
+        while parts and count >= len(parts[0]):
+            count -= len(parts.pop(0))
+        if count:
+            parts[0] = parts[0][count:]
+    return total
 
 
 def open_own(path: Path, flags: int) -> int:

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
+from typing import cast
 
-from tokenmill.engine.transfer.neighbour_files import NeighbourFiles, NeighbourSlot
+from tokenmill.engine.transfer.neighbour_files import NeighbourFiles
 from tokenmill.engine.transfer.slot_file import SlotFile
-from tokenmill.engine.transfer.slots import Slot, SlotStore
+from tokenmill.engine.transfer.slot_format import read_elsewhere
+from tokenmill.engine.transfer.slots import NeighbourSlot, Slot, SlotStore
 
 logger = logging.getLogger(__name__)
 
 # The index is begun anew when it has so many records for each slot, and so many at all.
 RECORDS_PER_SLOT, LEAST_RECORDS = 4, 4096
+# Bytes of pages that follow each other are read together: a core's caches hold them until they are copied.
+RUN_BYTES = 1 << 20
 
 
 class SlotTable:
@@ -27,13 +31,15 @@ class SlotTable:
 
     Attributes:
         name: of the tier, for the log.
-        buffer: `page_bytes` of the store.
+        buffer: `page_bytes` of the store. most_pages: how many are read at a time.
     """
 
     def __init__(self, name: str, store: SlotStore) -> None:
         self.name = name
         self.store = store
-        self.buffer = memoryview(bytearray(store.page_bytes))
+        self.most_pages = max(1, RUN_BYTES // store.page_bytes)
+        self._run = memoryview(bytearray(self.most_pages * store.page_bytes))
+        self.buffer = self._run[: store.page_bytes]
         # By key, least recently used first.
         self._slots: OrderedDict[bytes, Slot] = OrderedDict((slot.key, slot) for slot in store.slots())
         used = {slot.number for slot in self._slots.values()}
@@ -116,7 +122,28 @@ class SlotTable:
 
     def read(self, slot: Slot) -> bool:
         """Read a slot into the buffer; return False if it is damaged. Raises OSError."""
-        return self.store.read(slot, self.buffer)
+        data = self.read_run([slot])
+        return bool(data) and self.store.checksum(data) == slot.checksum
+
+    def runs(self, slots: Sequence[Slot]) -> Iterator[Sequence[Slot]]:
+        """Divide slots into those that can be read together, in their order."""
+        start = 0
+        for end in range(1, len(slots) + 1):
+            if end == len(slots) or end - start == self.most_pages or not slots[end].follows(slots[end - 1]):
+                yield slots[start:end]
+                start = end
+
+    def read_run(self, run: Sequence[Slot]) -> memoryview:
+        """Return the pages of a run, one behind another, until the next call: as many as are there, unchecked.
+
+        Raises:
+            OSError: the disk is broken.
+        """
+        size = self.store.page_bytes
+        return self._run[: self._read_pages(run, self._run[: len(run) * size]) * size]
+
+    def _read_pages(self, run: Sequence[Slot], data: memoryview) -> int:
+        return self.store.read_pages(run, data)
 
     def is_due(self) -> bool:
         """Return True if it is time to look, by `read_news`, for what other engines have stored; touches no disk."""
@@ -151,7 +178,7 @@ class SharedTable(SlotTable):
 
     def __init__(self, name: str, store: SlotFile) -> None:
         super().__init__(name, store)
-        self._others = NeighbourFiles(store)
+        self._form, self._others = store.form, NeighbourFiles(store)
 
     def __contains__(self, key: bytes) -> bool:
         return super().__contains__(key) or key in self._others
@@ -172,9 +199,10 @@ class SharedTable(SlotTable):
         super().clear()
         self._others.clear()
 
-    def read(self, slot: Slot) -> bool:
-        """Read a slot into the buffer; return False if it is damaged or gone. Raises OSError."""
-        return self._others.read(slot, self.buffer) if isinstance(slot, NeighbourSlot) else super().read(slot)
+    def _read_pages(self, run: Sequence[Slot], data: memoryview) -> int:
+        if isinstance(run[0], NeighbourSlot):
+            return read_elsewhere(self._form, cast("Sequence[NeighbourSlot]", run), data)
+        return super()._read_pages(run, data)
 
     def is_due(self) -> bool:
         """Return True if it is time to look, by `read_news`, for what other engines have stored; touches no disk."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -26,6 +27,21 @@ class Slot(msgspec.Struct, frozen=True):
     tokens: bytes
     checksum: int
 
+    def follows(self, before: Slot) -> bool:
+        """Return True if it lies directly behind another slot, in the same file."""
+        return self.number == before.number + 1 and type(before) is Slot
+
+
+class NeighbourSlot(Slot, frozen=True):
+    """A slot in the files of another engine."""
+
+    pages: Path
+
+    def follows(self, before: Slot) -> bool:
+        """Return True if it lies directly behind another slot, in the same file."""
+        is_next = self.number == before.number + 1
+        return is_next and isinstance(before, NeighbourSlot) and self.pages == before.pages
+
 
 class SlotStore(Protocol):
     """A store of pages in slots. One thread at a time calls it.
@@ -39,7 +55,7 @@ class SlotStore(Protocol):
     num_slots: int
 
     def checksum(self, data: memoryview, /) -> int:
-        """Return the checksum of a page, which `read` compares."""
+        """Return the checksum of a page, with which it is compared when it was read."""
 
     def slots(self) -> Iterator[Slot]:
         """Yield the slots that are filled already, least recently used first."""
@@ -53,8 +69,12 @@ class SlotStore(Protocol):
     def write(self, number: int, data: memoryview) -> None:
         """Write a page to a slot. Raises OSError."""
 
-    def read(self, slot: Slot, data: memoryview) -> bool:
-        """Read a page; return False if it is not what was written. Raises OSError."""
+    def read_pages(self, slots: Sequence[Slot], data: memoryview) -> int:
+        """Read the pages of slots that follow each other into `data`, one behind another. Raises OSError.
+
+        Returns:
+            How many are there, from the first on; they may be damaged.
+        """
 
     def close(self) -> None:
         """Let go of files and memory."""
@@ -84,10 +104,11 @@ class SlotMemory:
         """Copy a page into a slot."""
         self._pages[number] = np.frombuffer(data, dtype=np.uint8)
 
-    def read(self, slot: Slot, data: memoryview) -> bool:
-        """Copy a page from a slot; return False if its checksum is wrong."""
-        np.frombuffer(data, dtype=np.uint8)[:] = self._pages[slot.number]
-        return self.checksum(data) == slot.checksum
+    def read_pages(self, slots: Sequence[Slot], data: memoryview) -> int:
+        """Copy pages from slots that follow each other."""
+        pages = self._pages[slots[0].number : slots[0].number + len(slots)]
+        np.frombuffer(data, dtype=np.uint8).reshape(pages.shape)[:] = pages
+        return len(slots)
 
     def close(self) -> None:
         """Let go of the memory."""

@@ -1,8 +1,9 @@
 """`Tier`: a source that stores pages in slots, of a file (`--kv-disk`) or of the host's memory (`--kv-host-size`).
 
-The engine's thread looks up keys in memory; one thread of its own reads and writes pages, loads before saves, page by
-page. The pages used least recently make room, those at the end of a prefix before those at its beginning. A page is
-written as soon as it is offered and not when it is evicted: a killed process evicts nothing.
+The engine's thread looks up keys in memory; one thread of its own reads and writes pages, loads before saves: it reads
+those together that lie together, and writes page by page. The pages used least recently make room, those at the end of
+a prefix before those at its beginning. A page is written as soon as it is offered and not when it is evicted: a killed
+process evicts nothing.
 
 A recurrent state is kept by the key of the page that it stands behind, in slots of its own. A model that has states can
 begin only behind one, so of a prefix as much is found as lies before the last of them.
@@ -206,10 +207,21 @@ class Tier:
 
     def _read_pages(self, load: PageLoad, slots: list[Slot]) -> bool:
         """Fill the pages of a load from these slots; return True if all that it asks for is there."""
-        for number, slot in enumerate(slots):
-            if not self._read_slot(self._pages, slot) or not load.fill(number, self._pages.buffer):
+        number, size = 0, self._pages.store.page_bytes
+        for run in self._pages.runs(slots):
+            try:
+                data = self._pages.read_run(run)
+            except OSError as error:
+                self._pages.give_up(error)
                 return False
-        return len(slots) == len(load.order.page_ids)
+            checksums = [slot.checksum for slot in run[: len(data) // size]]
+            good = load.fill_good(number, data, checksums) if data else 0
+            if good < len(run):
+                if not load.is_over:
+                    self._drop(self._pages, run[good])
+                return False
+            number += good
+        return number == len(load.order.page_ids)
 
     def _read_state(self, load: PageLoad, states: SlotTable, behind: Slot) -> None:
         """Fill the state of a load, which stands behind its last page."""
@@ -226,9 +238,12 @@ class Tier:
             table.give_up(error)
             return False
         if not is_whole:
-            with self._lock:
-                table.drop(slot)
+            self._drop(table, slot)
         return is_whole
+
+    def _drop(self, table: SlotTable, slot: Slot) -> None:
+        with self._lock:
+            table.drop(slot)
 
     def _write(self, save: PageSave) -> None:
         is_saved, self._current = False, save

@@ -19,10 +19,10 @@ from tests.engine.transfer.remote.pair import (
     zero_pages,
 )
 from tests.eventually import eventually
+from tokenmill.engine.transfer.host_pages import HostPages
 from tokenmill.engine.transfer.remote import links
 from tokenmill.engine.transfer.remote.channel import TransferError
 from tokenmill.engine.transfer.remote.client import PageClient
-from tokenmill.engine.transfer.remote.host_pages import HostPages
 from tokenmill.engine.transfer.remote.links import Fetch, PageLink, PageLinks
 from tokenmill.engine.transfer.remote.messages import Handle
 from tokenmill.ipc.address import Address

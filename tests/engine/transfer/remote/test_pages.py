@@ -16,9 +16,9 @@ from tests.engine.transfer.remote.pair import (
     zero_pages,
 )
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.engine.transfer.host_pages import HostPages
 from tokenmill.engine.transfer.remote import transports
 from tokenmill.engine.transfer.remote.channel import PagesRefused, TransferError
-from tokenmill.engine.transfer.remote.host_pages import HostPages
 from tokenmill.engine.transfer.remote.messages import Handle, PageFormat
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret

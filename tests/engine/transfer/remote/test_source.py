@@ -13,9 +13,9 @@ from tokenmill.config.kv_transfer import parse_kv_transfer_config
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import FinishReason
 from tokenmill.core.transfers import KVQuery, LoadOrder
+from tokenmill.engine.transfer.host_pages import HostPages
 from tokenmill.engine.transfer.orders import Movers, PageLoad
 from tokenmill.engine.transfer.protocol import KeptPages
-from tokenmill.engine.transfer.remote.host_pages import HostPages
 from tokenmill.engine.transfer.remote.messages import PageFormat
 from tokenmill.engine.transfer.remote.source import RemoteSource
 

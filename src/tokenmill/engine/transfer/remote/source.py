@@ -22,11 +22,11 @@ import numpy as np
 from tokenmill.config.kv_transfer import NIXL, KVTransferConfig
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.transfers import KVQuery
+from tokenmill.engine.transfer.host_pages import HostPages
 from tokenmill.engine.transfer.orders import PageLoad, PageSave
 from tokenmill.engine.transfer.protocol import Answer, KeptPages, SourceContext
 from tokenmill.engine.transfer.remote.channel import TransferError
 from tokenmill.engine.transfer.remote.client import MakeReceiver, PageClient
-from tokenmill.engine.transfer.remote.host_pages import HostPages
 from tokenmill.engine.transfer.remote.leases import Lease, LeaseTable
 from tokenmill.engine.transfer.remote.links import Fetch, PageLinks
 from tokenmill.engine.transfer.remote.messages import Handle, PageFormat
