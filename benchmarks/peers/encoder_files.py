@@ -93,7 +93,7 @@ def write_onnx(checkpoint: Path, folder: Path) -> None:
 
     plain, whole = folder / "exported.onnx", folder / "float32.onnx"
     inputs = torch.ones(2, 7, dtype=torch.int64)
-    axes = dict.fromkeys(("input_ids", "attention_mask", "states"), {0: "texts", 1: "tokens"})
+    axes = {name: {0: "texts", 1: "tokens"} for name in ("input_ids", "attention_mask", "states")}
     torch.onnx.export(
         States(),
         (inputs, inputs),

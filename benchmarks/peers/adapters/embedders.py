@@ -212,9 +212,10 @@ def timed(engine: Embedder, texts: list[str]) -> dict[str, float]:
 def warm_up(engine: Embedder, texts: list[str]) -> dict[str, Any]:
     """Choose a size, by the faster of two runs of each; return it with the vectors."""
     seconds = {}
-    for engine.size in engine.sizes:
+    for size in engine.sizes:
+        engine.size = size
         engine.embed(texts)
-        seconds[engine.size] = min(timed(engine, texts)["seconds"] for _ in range(2))
+        seconds[size] = min(timed(engine, texts)["seconds"] for _ in range(2))
     engine.size = min(seconds, key=seconds.__getitem__)
     return {"size": engine.size, "vectors": unit(np.asarray(engine.embed(texts), np.float32)).tolist()}
 
