@@ -2,8 +2,9 @@
 
 Requests with one token in the step (decodes) are computed together, in buckets of similar context; so are short texts
 of one length whose tokens all see each other; the others (prefill chunks) one by one, in chunks of queries, so that the
-causal half of the work is left out. Heads that share keys are packed into one product. A request's padded length follows
-from its own context alone, so that the other requests of its batch change neither the shape nor the rounding of its sums.
+causal half of the work is left out. Heads that share keys are packed into one product. A request's padded length
+follows from its own context alone, so that the other requests of its batch change neither the shape nor the rounding of
+its sums.
 """
 
 from __future__ import annotations
