@@ -78,6 +78,30 @@ def test_torch_attends_both_ways(
     torch.testing.assert_close(got.double(), by_masks(qkv, heads, lengths, layer), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("group", [1, 2])
+def test_short_texts_of_one_length_are_attended_together(group: int, rng: np.random.Generator) -> None:
+    """Many, of which each has the same bits alone; keys and values are never read from the pages."""
+    length, heads = int(rng.integers(2, 128)), 4
+    lengths = [length] * int(rng.integers(20, 40)) + [length + 1, 200, length]
+    spec = AttentionSpec(1, heads, heads // group, 8, sees_ahead=True)
+    requests = PagedRequests([[0] * own for own in lengths], 16, rng)
+    batch = requests.batch([(request, own) for request, own in enumerate(lengths)])
+    qkv = drawn(sum(lengths), (heads + 2 * heads // group) * 8).float()
+    layer = AttentionLayer(0, 0.4, None, ahead=None)
+
+    def run(own: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        attention = CpuAttention(spec, HeadMajorKV(spec, requests.num_pages, 16, "float32", "cpu"))
+        return attention.forward(own, layer, attention.plan(batch))
+
+    together = run(qkv, batch)
+    q, k, v = qkv.double().view(len(qkv), -1, 8).split([heads, heads // group, heads // group], 1)
+    repeated = torch.cat([q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)], 1).flatten(1)
+    torch.testing.assert_close(together.double(), by_masks(repeated, heads, lengths, layer), rtol=1e-4, atol=1e-5)
+    for request, (own, found) in enumerate(zip(qkv.split(lengths), together.split(lengths), strict=True)):
+        requests.computed[request] = 0
+        assert torch.equal(run(own, requests.batch([(request, lengths[request])])), found)
+
+
 @every_isa
 @pytest.mark.parametrize("has_slopes", HAVE_SLOPES)
 @pytest.mark.parametrize(("window", "ahead"), WINDOWS)

@@ -1,9 +1,10 @@
 """Backend `cpu`: paged and batched attention in torch, for bfloat16 and float32 on CPUs.
 
-Requests with one token in the step (decodes) are computed together, in buckets of similar context; the others
-(prefill chunks) one by one, in chunks of queries, so that the causal half of the work is left out. Heads that share
-keys are packed into one product. A request's padded length follows from its own context alone, so that the other
-requests of its batch change neither the shape nor the rounding of its sums.
+Requests with one token in the step (decodes) are computed together, in buckets of similar context; so are short texts
+of one length whose tokens all see each other; the others (prefill chunks) one by one, in chunks of queries, so that the
+causal half of the work is left out. Heads that share keys are packed into one product. A request's padded length
+follows from its own context alone, so that the other requests of its batch change neither the shape nor the rounding of
+its sums.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 QUERY_CHUNK = 128
 MAX_SCORES = 1 << 24
+# Scores of short texts that are computed together: they stay in the CPU's cache.
+TEXT_SCORES = 1 << 18
 # The shortest length that decodes are padded to, and the length from which the steps are finer.
 SHORTEST = 32
 FINE_FROM = 512
@@ -53,12 +56,24 @@ class DecodeBucket(msgspec.Struct, frozen=True):
     stale: torch.Tensor
 
 
+class Texts(msgspec.Struct, frozen=True):
+    """n requests whose whole contexts, of one length, are in the step.
+
+    Attributes:
+        tokens: [n * length] int64, theirs in the batch.
+    """
+
+    tokens: torch.Tensor
+    length: int
+
+
 class CpuPlan(msgspec.Struct, frozen=True):
     """The data shared by the layers of a step.
 
     Attributes:
         slot_rows: rows of the cache to which the tokens are written.
         prefills: requests with several tokens: index, and the rows of all its pages in the cache.
+        texts: those of the prefills that layers compute together where all tokens see each other.
         sights: see `MediaTokens`.
         buckets: decode buckets by window and first key, made when the first layer with these asks.
     """
@@ -67,6 +82,7 @@ class CpuPlan(msgspec.Struct, frozen=True):
     angles: StepAngles
     slot_rows: torch.Tensor
     prefills: tuple[tuple[int, torch.Tensor], ...]
+    texts: tuple[Texts, ...]
     sights: torch.Tensor | None
     buckets: dict[tuple[int | None, int], list[DecodeBucket]] = msgspec.field(default_factory=dict)
 
@@ -123,7 +139,8 @@ class CpuAttention:
             (request, self.kv.page_rows(batch.page_table[request, : num_pages[request]]))
             for request in np.flatnonzero(batch.query_lens > 1).tolist()
         )
-        return CpuPlan(batch, angles_of(batch), self.kv.slot_rows(batch.slots), prefills, sights_of(batch))
+        texts = tuple(texts_of(batch, self.spec.num_heads)) if self._ranks is None and self.spec.sees_ahead else ()
+        return CpuPlan(batch, angles_of(batch), self.kv.slot_rows(batch.slots), prefills, texts, sights_of(batch))
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: CpuPlan) -> torch.Tensor:
         """Write k and v into the cache, then attend decodes by bucket and prefills one by one."""
@@ -140,7 +157,12 @@ class CpuAttention:
             if not turns.take(bucket.tokens):
                 continue
             output.index_copy_(0, bucket.tokens, self._decode(q.index_select(0, bucket.tokens), layer, bucket))
+        texts = plan.texts if sees_whole_texts(layer) else ()
+        for group in texts:
+            output.index_copy_(0, group.tokens, self._attend_texts(q, k, v, layer.scale, group))
         for request, page_rows in plan.prefills:
+            if texts and is_short_text(batch, request):
+                continue
             start, end = batch.query_starts[request : request + 2].tolist()
             keys, values = self.kv.gather(layer.index, page_rows)
             context_len = int(batch.context_lens[request])
@@ -178,6 +200,20 @@ class CpuAttention:
         )
         attended = torch.bmm(weights.reshape(scores.shape), values)
         return attended.view(kv_heads, n, self._group, head_dim).transpose(0, 1).reshape(q.shape)
+
+    def _attend_texts(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, group: Texts
+    ) -> torch.Tensor:
+        """Attend all tokens of texts to all of their own: q [T, heads, head_dim] -> [n * length, heads, head_dim]."""
+        kv_heads, head_dim, length = self.spec.num_kv_heads, self.spec.head_dim, group.length
+
+        def packed(x: torch.Tensor, rows: int) -> torch.Tensor:
+            apart = x.index_select(0, group.tokens).view(-1, length, kv_heads, rows, head_dim)
+            return apart.permute(0, 2, 3, 1, 4).reshape(-1, rows * length, head_dim)
+
+        weights = torch.bmm(packed(q, self._group), packed(k, 1).transpose(1, 2)).mul_(scale).softmax(-1)
+        attended = torch.bmm(weights, packed(v, 1)).view(-1, kv_heads, self._group, length, head_dim)
+        return attended.permute(0, 3, 1, 2, 4).reshape(-1, self.spec.num_heads, head_dim)
 
     def _prefill(
         self,
@@ -237,6 +273,28 @@ class CpuAttention:
         if window is not None and length > window:
             queries = torch.arange(length - n, length, device=scores.device)[:, None]
             scores.masked_fill_(torch.arange(length, device=scores.device) <= queries - window, -torch.inf)
+
+
+def sees_whole_texts(layer: AttentionLayer) -> bool:
+    """Return True if nothing of a text is hidden from its tokens, weighed by distance, or another layer's."""
+    is_plain = layer.window is None and layer.ahead is None and layer.first_key == 0
+    return is_plain and layer.slopes is None and layer.sinks is None and not layer.reads_only
+
+
+def is_short_text(batch: ForwardBatch, request: int) -> bool:
+    """Return True if a request's whole context is in the step: several tokens, in one chunk."""
+    return 1 < batch.query_lens[request] == batch.context_lens[request] <= QUERY_CHUNK
+
+
+def texts_of(batch: ForwardBatch, num_heads: int) -> Iterator[Texts]:
+    """Yield the short texts of a batch by length, about `TEXT_SCORES` scores at a time."""
+    whole = (batch.query_lens == batch.context_lens) & (batch.query_lens > 1) & (batch.query_lens <= QUERY_CHUNK)
+    for length in np.unique(batch.query_lens[whole]).tolist():
+        starts = batch.query_starts[:-1][whole & (batch.query_lens == length)].astype(np.int64)
+        most = max(1, TEXT_SCORES // (num_heads * length * length))
+        for first in range(0, len(starts), most):
+            tokens = starts[first : first + most, None] + np.arange(length)
+            yield Texts(torch.from_numpy(tokens.flatten()), length)
 
 
 def hide_sides(scores: torch.Tensor, start: int, window: int | None, ahead: int | torch.Tensor | None) -> None:
