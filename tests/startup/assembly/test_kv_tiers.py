@@ -296,38 +296,6 @@ def test_at_any_byte_a_full_disk_leaves_what_was_stored(tmp_path: Path, rng: np.
         again.disk.close()
 
 
-@pytest.mark.parametrize("run_bytes", [1, 2 * PAGE_BYTES, 1 << 20])
-def test_slots_in_any_order_are_read_together_where_they_lie_together(
-    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, run_bytes: int
-) -> None:
-    """Some lie in the files of another engine; a damaged one ends the load wherever it stands in a run."""
-    monkeypatch.setattr("tokenmill.engine.transfer.slot_table.RUN_BYTES", run_bytes)
-    first, tokens, pages = Tier(tmp_path, 16), tokens_of(rng, 9), list(range(1, 10))
-    content = fill(first, rng, pages)
-    for number in rng.permutation(4):  # the slots of other prefixes, which are given back in another order
-        first.save(tokens_of(rng, 1), [10 + int(number)])
-    first.disk._pages._free.extend(rng.permutation(4).tolist())
-    first.disk._pages._slots.clear()
-    assert first.save(tokens[: 5 * PAGE_SIZE], pages[:5])
-    second = Tier(tmp_path, 16, engine=1)
-    second.memory.pages[:] = first.memory.pages
-    assert second.found(tokens) == 5
-    assert second.save(tokens, pages)
-    assert second.disk.num_pages == 4, "the others are there already"
-    second.memory.pages[:] = 0
-    into = rng.permutation(np.arange(20, 29)).tolist()
-    assert second.load(tokens, into) == 9
-    assert np.array_equal(second.memory.pages[into], content)
-    damaged = int(rng.integers(5))
-    slots = second.disk._find(KEY, tokens)
-    with pages_file(tmp_path).with_name(f"{pages_file(tmp_path).name[:-7]}0.pages").open("r+b") as file:
-        file.seek(slots[damaged].number * SLOT_BYTES + int(rng.integers(PAGE_BYTES - 8)))
-        file.write(rng.bytes(8))
-    assert second.load(tokens, into) == damaged
-    for tier in (first, second):
-        tier.disk.close()
-
-
 def test_a_load_or_a_save_that_was_taken_back_touches_no_page(tmp_path: Path, rng: np.random.Generator) -> None:
     tier, tokens = Tier(tmp_path), tokens_of(rng, 2)
     fill(tier, rng, [1, 2])
