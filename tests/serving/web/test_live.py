@@ -88,13 +88,17 @@ def test_a_page_that_is_opened_midway_shows_what_one_from_the_start_shows(worked
         names = [name for lane, _, name, _ in trace_of(page, tmp_path / "looked.json") if lane == 0 and " " in name]
         return names == [f"step {turn[STEP]}" if turn[STEP] else NO_STEP for turn in turns_of(worked.url)]
 
-    until(early, lambda: shows_all(early))
+    def rests(page):
+        charts = page.get_by_role("article", name="Engine 0").locator(".charts")
+        return re.search(r"output 0\s+prompt 0\s", charts.inner_text())
+
+    until(early, lambda: shows_all(early) and rests(early))
     early.get_by_role("button", name="Pause").click()  # now nobody watches: the server forgets what it has shown
     before = trace_of(early, tmp_path / "early.json")
     early.wait_for_timeout(700)
     late = open_page(f"{worked.url}/#live")
     late.get_by_role("article", name="Engine 0").wait_for()
-    until(late, lambda: shows_all(late))
+    until(late, lambda: shows_all(late) and rests(late))
     late.get_by_role("button", name="Pause").click()
     now = trace_of(late, tmp_path / "late.json")
     assert serious(late) == []
