@@ -55,6 +55,7 @@ def test_requests_as_vllms_proxy_sends_them(split):
 def test_a_handle_gives_nothing_for_another_prompt_or_salt_or_twice(split):
     prompt, other = fresh_prompt(), fresh_prompt()
     params = computed_prompt(split.prefill, prompt)
+    split.prefill.wait_for(lambda: split.prefill.metric("num_pages_pinned") > 0)  # told four times a second
     foreign = split.decode.post("/v1/completions", body_of(other, kv_transfer_params=params))
     assert num_cached(foreign) == 0
     assert choices(foreign) == choices(split.prefill.post("/v1/completions", body_of(other)))
