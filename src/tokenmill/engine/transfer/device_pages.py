@@ -46,7 +46,7 @@ class DevicePages:
             np.frombuffer(data, dtype=np.uint8)[:] = self._pinned.numpy()
 
     def write_good(self, pages: Sequence[int], data: memoryview, checksums: Sequence[int]) -> int:
-        """See `PageMover`."""
+        """Fill pages on the device as long as their bytes have these checksums; return how many have."""
         return write_one_by_one(self, pages, data, checksums)
 
     def write(self, page: int, data: memoryview) -> None:

@@ -40,7 +40,7 @@ class PageMover(Protocol):
     def write_good(self, pages: Sequence[int], data: memoryview, checksums: Sequence[int]) -> int:
         """Fill pages as long as their bytes, one page behind another, have these checksums; return how many have.
 
-        The page behind them may be filled with bytes whose checksum is another.
+        The pages behind them may be filled with bytes that are wrong: nobody may read them.
         """
 
 

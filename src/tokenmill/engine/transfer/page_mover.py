@@ -49,7 +49,7 @@ class RawPages(HostPages):
         self.copy_in([page], data)
 
     def write_good(self, pages: Sequence[int], data: memoryview, checksums: Sequence[int]) -> int:
-        """See `PageMover`. The bytes are copied and checked in one pass, so a page that is damaged is written, too."""
+        """Copy pages and check them in one pass: all are filled; return how many are right, from the first on."""
         if not self._has_checksum:
             return write_one_by_one(self, pages, data, checksums)
         found = self.copy_in(pages, data)

@@ -103,7 +103,7 @@ class SlotFile:
             start += os.pwrite(self._pages, data[start:], position + start)
 
     def read_pages(self, slots: Sequence[Slot], data: memoryview) -> int:
-        """See `SlotFormat.read_pages`."""
+        """Read the pages of slots that follow each other, unchecked; return how many are there, from the first on."""
         return self.form.read_pages(self._pages, slots, data)
 
     def close(self) -> None:
