@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 FEWEST_ROWS = {torch.float32: 8, torch.bfloat16: 4}
 # Where torch would give float32 to MKL, which leaves some makers' wide registers alone and, with two threads, rounds by
 # the number of rows: oneDNN does neither, and is up to 2.3 times as fast.
-_has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-_onednn_linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if _has_both else None
+_HAS_BOTH = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+_ONEDNN_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if _HAS_BOTH else None
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -47,8 +47,8 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    if x.is_cpu and x.dtype == torch.float32 and _onednn_linear is not None:
-        return _onednn_linear(x, weight, bias, "none", [], "")
+    if x.is_cpu and x.dtype == torch.float32 and _ONEDNN_LINEAR is not None:
+        return _ONEDNN_LINEAR(x, weight, bias, "none", [], "")
     return functional.linear(x, weight, bias)
 
 
