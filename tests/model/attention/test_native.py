@@ -339,7 +339,8 @@ def test_pages_move_between_caches_of_any_layout(kv_dtype: str, rng: np.random.G
         assert (back - given).norm() < 0.01 * given.norm()
     other = PackedKV(spec, 9, 32, kv_dtype, "cpu")
     import_(other, [1, 2, 3], back)
-    torch.testing.assert_close(export(other, [1, 2, 3]), back, rtol=2**-7, atol=1e-3)
+    # A number that lies between two of a rotated head's may be rounded to the other one the second time.
+    assert (export(other, [1, 2, 3]).float() - back).norm() < 0.003 * back.norm()
 
 
 @every_isa

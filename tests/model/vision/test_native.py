@@ -80,22 +80,21 @@ def test_bits_do_not_depend_on_how_prompts_are_cut_or_kept(
 
 
 @pytest.mark.parametrize("which", ["bfloat16", "gemma"])
-def test_the_native_pass_is_close_to_torch(
+def test_the_native_pass_is_as_close_to_float32_as_torch_is(
     which: str, rng: np.random.Generator, request: pytest.FixtureRequest
 ) -> None:
+    """How much bfloat16 rounds depends on the pictures: by 1.7 times what torch loses at most, of 150 drawn ones."""
     folder = request.getfixturevalue(which)
-    image = picture(rng, 96, 64)
+    asked = [chat("see: ", picture(rng, 96, 64), " what is it") for _ in range(4)]
     greedy = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, prompt_logprobs=0)
     found = []
-    for kernels in ("torch", "native"):
-        with engine(folder, kernels=kernels) as llm:
-            (output,) = llm.chat(chat("see: ", image, " what is it"), greedy)
-            assert output.prompt_logprobs is not None
-            found.append([next(iter(one.values())).logprob for one in output.prompt_logprobs[1:] if one])
-    plain, native = np.array(found)
-    assert len(plain) > 10
-    assert np.abs(plain - native).mean() < {"bfloat16": 0.05, "gemma": 0.1}[which], "bfloat16 rounds"
-    assert np.abs(plain - native).max() < 0.5
+    for options in ({"kernels": "torch", "dtype": "float32"}, {"kernels": "torch"}, {"kernels": "native"}):
+        with engine(folder, **options) as llm:
+            told_by = [one.prompt_logprobs[1:] for one in llm.chat(asked, greedy)]
+            found.append([[next(iter(one.values())).logprob for one in told if one] for told in told_by])
+    exact, plain, native = np.array(found)
+    assert exact.shape[1] > 10
+    assert np.abs(native - exact).mean() < 2 * np.abs(plain - exact).mean()
 
 
 def test_text_alone_has_the_bits_of_the_plain_text_model(bfloat16: Path, tmp_path: Path) -> None:
