@@ -40,7 +40,7 @@ from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.scheduler.config import SchedulerConfig
 from tokenmill.engine.transfer.connector import KVConnector
 from tokenmill.engine.transfer.extension import KVTransfer, TransferExecutor
-from tokenmill.engine.transfer.orders import PageSave
+from tokenmill.engine.transfer.orders import Movers, PageSave
 from tokenmill.engine.transfer.page_mover import RawPages
 from tokenmill.engine.transfer.protocol import SourceContext
 from tokenmill.engine.transfer.state import TransferState
@@ -224,7 +224,7 @@ def without_model(options: argparse.Namespace, has_tier: bool) -> Engine:
     if (transfers := scheduler.resource(TransferState)) is not None:
         mover = RawPages([torch.zeros(1, 2, 4096, dtype=torch.uint8)], "bytes")
         tier = disk_tier(SourceContext(mover, 16, 2, "idle"), Path(options.folder), 1 << 20)
-        connector = KVConnector([tier], transfers, mover)
+        connector = KVConnector([tier], transfers, Movers(mover))
         executor = TransferExecutor(executor, connector)
         extensions.append(KVTransfer(scheduler, connector))
     engine = Engine(scheduler, executor, ModelLimits(2 * num_tokens, 100, frozenset()), extensions=extensions)

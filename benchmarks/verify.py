@@ -35,6 +35,7 @@ from tokenmill.core.request import Request, TokenArray
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.startup.assembly.loading import LoadedModel
 from tokenmill.startup.assembly.setup import build_engine
 
@@ -74,7 +75,7 @@ class TimedParts:
         self._hidden_size = model.architecture.hidden_size
         self._batch: ForwardBatch | None = None
         for memory in self._attention.kv.tensors:
-            memory.random_(-9, 9)
+            tensor_over(memory).random_(-9, 9)
         runner.model, runner._sampler.sample = self, self.sample
 
     def _timed(self, name: str, call: Callable[[], Any]) -> Any:

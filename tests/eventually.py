@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -71,6 +72,16 @@ async def eventually_async(
             return found
         assert time.monotonic() < deadline, _in_vain(seconds, say)
         await asyncio.sleep(0.005)
+
+
+def join(thread: threading.Thread, say: Callable[[], object] | str = "") -> None:
+    """Wait for the end of a thread.
+
+    Raises:
+        AssertionError: it goes on; `say` is what the failure adds.
+    """
+    thread.join(patience())
+    assert not thread.is_alive(), _in_vain(SECONDS, say or f"{thread.name} has not ended")
 
 
 def _in_vain(seconds: float, say: Callable[[], object] | str) -> str:

@@ -13,6 +13,7 @@ import tty
 
 import pytest
 
+from tests.eventually import join
 from tests.full_disk import room_for
 from tests.seeding import seed_for
 from tokenmill.ipc.standard_streams import LossyStream, lossy, num_lost_lines
@@ -37,7 +38,7 @@ def say(stream: LossyStream, lines: list[str]) -> None:
     """Print them in another thread, which comes back."""
     thread = threading.Thread(target=lambda: [print(line, file=stream, flush=True) for line in lines], daemon=True)
     thread.start()
-    thread.join(60)
+    join(thread)
     assert not thread.is_alive(), "a writer waits"
 
 
@@ -59,7 +60,7 @@ class Drained:
                 self.heard += data
 
     def lines(self) -> list[str]:
-        self.thread.join(60)
+        join(self.thread)
         return whole(self.heard.decode(errors="replace"))
 
 

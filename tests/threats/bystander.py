@@ -6,6 +6,8 @@ import threading
 
 import httpx
 
+from tests.eventually import patience
+
 BODY = {
     "prompt": "what the bystander wants to know",
     "max_tokens": 24,
@@ -21,7 +23,7 @@ class Bystander:
     """Asks in a thread from `__enter__` to `__exit__`, which fails if any answer was refused, late or another one."""
 
     def __init__(self, url: str, key: str) -> None:
-        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=20)
+        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=patience(20))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._ask_on, name="bystander")
         self.answers: list[str] = []

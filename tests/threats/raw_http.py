@@ -4,8 +4,13 @@ import contextlib
 import socket
 from urllib.parse import urlsplit
 
+from tests.eventually import patience
 
-def exchange(url: str, request: bytes, seconds: float = 10.0) -> bytes:
+# Far more than any answer takes, and far less than a server waits for ever.
+SECONDS = patience(10.0)
+
+
+def exchange(url: str, request: bytes, seconds: float = SECONDS) -> bytes:
     """Send bytes and read until the server closes; what it sent before it cut the connection counts too."""
     with connect(url, seconds) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -13,7 +18,7 @@ def exchange(url: str, request: bytes, seconds: float = 10.0) -> bytes:
         return read_all(connection)
 
 
-def connect(url: str, seconds: float = 10.0) -> socket.socket:
+def connect(url: str, seconds: float = SECONDS) -> socket.socket:
     place = urlsplit(url)
     return socket.create_connection((place.hostname, place.port), timeout=seconds)
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 
 import pytest
 
@@ -71,10 +70,16 @@ def test_no_name_writes_a_line_into_the_log(stub_folder, log_format):
         kwargs = {evil: evil, "add_generation_prompt": {evil: evil}}
         server.post("/v1/chat/completions", {"messages": messages, "chat_template_kwargs": kwargs, "max_tokens": 1})
         server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}, headers={"X-Request-Id": "b\x85".encode()})
-        server.wait_for(lambda: "cmpl-seen" in server.output())
-        time.sleep(0.2)
-        for line in server.output().splitlines():
+        server.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "request_id": "last"})
+        logs: list[str] = []
+
+        def says_all() -> bool:
+            logs.append(server.output())
+            return "cmpl-seen" in logs[-1] and "cmpl-last" in logs[-1] and logs[-1].endswith("\n")
+
+        server.wait_for(says_all)
+        for line in logs[-1].splitlines():
             assert line.isprintable()
-            assert not line.startswith("forged"), server.output()
+            assert not line.startswith("forged"), logs[-1]
             if log_format == "json" and line.startswith("{"):
                 json.loads(line)

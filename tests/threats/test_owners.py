@@ -12,6 +12,7 @@ import re
 import httpx
 import pytest
 
+from tests.eventually import patience
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.serving.server.running_server import start_server
 from tests.serving.server.test_app import all_routes, make_app
@@ -64,7 +65,7 @@ class Key:
 
     def __init__(self, server, key):
         headers = {"Authorization": f"Bearer {key}"}
-        self.http = httpx.Client(base_url=server.url, headers=headers, timeout=60)
+        self.http = httpx.Client(base_url=server.url, headers=headers, timeout=patience())
         self.ids = {}
 
     def ask(self, method, path, body=None):
@@ -129,7 +130,7 @@ def test_a_response_is_continued_by_its_owner_only(one, other):
 
 def test_nobody_ends_anothers_requests_by_any_of_their_names(server, one, other):
     async def scenario():
-        async with httpx.AsyncClient(base_url=server.url, headers=dict(one.http.headers), timeout=60) as client:
+        async with httpx.AsyncClient(base_url=server.url, headers=dict(one.http.headers), timeout=patience()) as client:
             call = asyncio.ensure_future(client.post("/v1/completions", json=LONG | {"request_id": "mine"}))
             name = "cmpl-mine"
             await asyncio.to_thread(server.wait_for, lambda: one.ask("GET", f"/v1/requests/{name}").status_code == 200)
@@ -149,7 +150,9 @@ def test_a_name_that_two_keys_give_is_each_ones_own(server, one, other):
     async def scenario():
         clients = [httpx.AsyncClient(base_url=server.url, headers=dict(key.http.headers)) for key in (one, other)]
         body = LONG | {"request_id": "same", "timeout": 60}
-        calls = [asyncio.ensure_future(client.post("/v1/completions", json=body, timeout=60)) for client in clients]
+        calls = [
+            asyncio.ensure_future(client.post("/v1/completions", json=body, timeout=patience())) for client in clients
+        ]
         for key in (one, other):
             await asyncio.to_thread(
                 server.wait_for, lambda key=key: key.ask("GET", "/v1/requests/cmpl-same").status_code == 200

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.eventually import eventually, patience
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.serving.server.running_proxy import start_proxy
 from tests.serving.server.running_server import start_server
@@ -25,7 +26,7 @@ KEY = f"Authorization: Bearer {KEYS[0]}"
 POST = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{KEY}\r\n"
 LIMITS = {"head_timeout": 1.0, "body_timeout": 2.0, "keep_alive_timeout": 3.0}
 # Long enough for any machine, and far less than for ever.
-PATIENCE = 30.0
+PATIENCE = patience(30.0)
 
 
 @pytest.fixture(scope="module", params=["server", "proxy"])
@@ -137,20 +138,36 @@ def test_an_idle_connection_is_closed(server):
 
 
 def test_a_kept_connection_serves_again_within_its_time(server):
+    eventually(lambda: serves_five_times(server.url))
+
+
+def serves_five_times(url: str) -> bool:
+    """Ask over one connection for longer than it may be idle; False if a pause was as long, on a busy machine.
+
+    Raises:
+        OSError, http.client.HTTPException: the connection was closed before its time.
+    """
     headers = {"Authorization": f"Bearer {KEYS[0]}", "Content-Type": "application/json"}
-    kept = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE)
-    for _ in range(5):
-        kept.request("POST", "/v1/completions", '{"prompt": "x", "max_tokens": 1}', headers)
-        reply = kept.getresponse()
-        assert (reply.status, bool(reply.read())) == (200, True)
-        time.sleep(0.8)  # less than it may be idle, and all together longer
-    kept.close()
+    kept, asked = http.client.HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE), time.monotonic()
+    with contextlib.closing(kept):
+        for _ in range(5):
+            before, asked = asked, time.monotonic()
+            try:
+                kept.request("POST", "/v1/completions", '{"prompt": "x", "max_tokens": 1}', headers)
+                reply = kept.getresponse()
+            except (OSError, http.client.HTTPException):
+                if time.monotonic() - before < LIMITS["keep_alive_timeout"]:
+                    raise
+                return False
+            assert (reply.status, bool(reply.read())) == (200, True)
+            time.sleep(0.8)  # less than it may be idle, and all together longer
+    return True
 
 
 @pytest.fixture(scope="module", params=["server", "proxy"])
 def slow_server(request, tmp_path_factory):
-    """The same at 20 tokens a second."""
-    stub = {"step_seconds": 0.05}
+    """The same at 20 tokens a second; an answer has an end only where it may have no more tokens."""
+    stub = {"step_seconds": 0.05, "max_model_len": 1_000_000}
     folder = write_folder(tmp_path_factory.mktemp("models") / "slow", byte_level_tokenizer(), config={"stub": stub})
     with start_server(EngineConfig(model=str(folder)), **LIMITS) as running:
         if request.param == "server":
@@ -223,7 +240,7 @@ def test_one_that_waits_long_may_be_told_to_go_on_first(slow_server):
 @pytest.mark.parametrize("first", ["close", "shutdown"])
 def test_one_that_leaves_is_no_such_client(slow_server, stream, first):
     with connect(slow_server.url, PATIENCE) as connection:
-        connection.sendall(completion(max_tokens=400, stream=stream))
+        connection.sendall(completion(max_tokens=100_000, stream=stream))
         slow_server.wait_for(lambda: slow_server.metric("num_requests_running") == 1)
         if first == "shutdown":
             connection.shutdown(socket.SHUT_WR)

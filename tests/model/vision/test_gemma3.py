@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,33 @@ def answer_of(oracle: transformers.PreTrainedModel, prompt: list[int], images: I
     return answer[0, len(prompt) :].tolist()
 
 
+def check_answers(
+    checkpoint: Path,
+    rng: np.random.Generator,
+    options: dict[str, Any],
+    expected: Callable[[list[int], Images], list[int]],
+) -> None:
+    """Check answers to chats of no, one and two images, asked twice; `expected`: of a prompt's tokens and images."""
+    first, second = picture(rng, 70, 120), picture(rng, 140, 90)
+    chats = [chat(first, "hello"), chat("two: ", first, second, "?"), chat("no image"), chat(second, first)]
+    shown = [[first], [first, second], [], [second, first]]
+    with LLM(checkpoint, **{"dtype": "float32", "num_pages": 200} | options) as llm:
+        for _ in range(2):  # pages are found again
+            for output, images in zip(llm.chat(chats, GREEDY), shown, strict=True):
+                assert tokens(output) == expected(output.prompt_token_ids, images)
+
+
+def check_logprobs(checkpoint: Path, image: Image.Image, expected: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Check the log probabilities of a prompt with an image; `expected`: [tokens, vocabulary] of ids [1, tokens]."""
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, prompt_logprobs=1)
+    with LLM(checkpoint, dtype="float32", num_pages=50) as llm:
+        (output,) = llm.chat(chat("see", image, "what is it"), params)
+    logits = expected(torch.tensor([output.prompt_token_ids]))
+    for position, token_id in enumerate(output.prompt_token_ids[1:]):
+        found = output.prompt_logprobs[position + 1][token_id].logprob
+        assert found == pytest.approx(float(logits[position, token_id]), abs=1e-4)
+
+
 @torch.no_grad()
 def test_the_tower_is_that_of_transformers(
     checkpoint: Path, oracle: transformers.PreTrainedModel, rng: np.random.Generator
@@ -130,13 +157,7 @@ def test_pixels_are_those_of_transformers(checkpoint: Path, shape: tuple[int, in
 def test_answers_are_those_of_transformers_however_prompts_are_cut(
     checkpoint: Path, oracle: transformers.PreTrainedModel, rng: np.random.Generator, options: dict[str, Any]
 ) -> None:
-    first, second = picture(rng, 70, 120), picture(rng, 140, 90)
-    chats = [chat(first, "hello"), chat("two: ", first, second, "?"), chat("no image"), chat(second, first)]
-    shown = [[first], [first, second], [], [second, first]]
-    with LLM(checkpoint, **{"dtype": "float32", "num_pages": 200} | options) as llm:
-        for _ in range(2):  # pages are found again
-            for output, images in zip(llm.chat(chats, GREEDY), shown, strict=True):
-                assert tokens(output) == answer_of(oracle, output.prompt_token_ids, images)
+    check_answers(checkpoint, rng, options, lambda prompt, images: answer_of(oracle, prompt, images))
 
 
 @torch.no_grad()
@@ -144,17 +165,15 @@ def test_logprobs_are_those_of_transformers(
     checkpoint: Path, oracle: transformers.PreTrainedModel, rng: np.random.Generator
 ) -> None:
     image = picture(rng, 64, 96)
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, prompt_logprobs=1)
-    with LLM(checkpoint, dtype="float32", num_pages=50) as llm:
-        (output,) = llm.chat(chat("see", image, "what is it"), params)
-    ids = torch.tensor([output.prompt_token_ids])
-    types = (ids == oracle.config.image_token_id).int()
-    logits = oracle(ids, token_type_ids=types, **processed([image])).logits[0].log_softmax(-1)
-    causal = oracle(ids, **processed([image])).logits[0].log_softmax(-1)
-    assert (logits - causal).abs().max() > 1e-2  # what is seen ahead counts
-    for position, token_id in enumerate(output.prompt_token_ids[1:]):
-        found = output.prompt_logprobs[position + 1][token_id].logprob
-        assert found == pytest.approx(float(logits[position, token_id]), abs=1e-4)
+
+    def logits_of(ids: torch.Tensor) -> torch.Tensor:
+        types = (ids == oracle.config.image_token_id).int()
+        logits = oracle(ids, token_type_ids=types, **processed([image])).logits[0].log_softmax(-1)
+        causal = oracle(ids, **processed([image])).logits[0].log_softmax(-1)
+        assert (logits - causal).abs().max() > 1e-2  # what is seen ahead counts
+        return logits
+
+    check_logprobs(checkpoint, image, logits_of)
 
 
 def test_the_prompt_is_that_of_the_processor(checkpoint: Path, rng: np.random.Generator) -> None:

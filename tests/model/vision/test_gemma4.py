@@ -22,8 +22,8 @@ from tests.engine.runner.fake_platform import FakePlatform
 from tests.engine.runner.test_not_numbers import run
 from tests.engine.runner.told import assert_same, told
 from tests.model.kernels.gpu import DEVICE
-from tests.model.vision.test_gemma3 import SMALL, request_of
-from tests.model.vision.test_llm import GREEDY, NUM_TOKENS, chat, picture, tokens
+from tests.model.vision.test_gemma3 import SMALL, check_answers, check_logprobs, request_of
+from tests.model.vision.test_llm import GREEDY, NUM_TOKENS, chat, picture
 from tests.vision_checkpoints import GEMMA4_TOKENS, GEMMA_MARKS, load_vision_oracle, make_gemma4_checkpoint
 from tokenmill import LLM, SamplingParams
 from tokenmill.config.configs import EngineConfig
@@ -116,13 +116,7 @@ def test_sizes_and_pixels_are_those_of_transformers(checkpoint: Path, rng: np.ra
 def test_answers_are_those_of_transformers_however_prompts_are_cut(
     checkpoint: Path, oracle: transformers.PreTrainedModel, rng: np.random.Generator, options: dict[str, Any]
 ) -> None:
-    first, second = picture(rng, 70, 120), picture(rng, 140, 90)
-    chats = [chat(first, "hello"), chat("two: ", first, second, "?"), chat("no image"), chat(second)]
-    shown = [[first], [first, second], [], [second]]
-    with LLM(checkpoint, **{"dtype": "float32", "num_pages": 200} | options) as llm:
-        for _ in range(2):  # pages are found again
-            for output, images in zip(llm.chat(chats, GREEDY), shown, strict=True):
-                assert tokens(output) == answer_of(oracle, output.prompt_token_ids, images)
+    check_answers(checkpoint, rng, options, lambda prompt, images: answer_of(oracle, prompt, images))
 
 
 @torch.no_grad()
@@ -130,15 +124,12 @@ def test_logprobs_are_those_of_transformers(
     checkpoint: Path, oracle: transformers.PreTrainedModel, rng: np.random.Generator
 ) -> None:
     image = picture(rng, 64, 96)
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, prompt_logprobs=1)
-    with LLM(checkpoint, dtype="float32", num_pages=50) as llm:
-        (output,) = llm.chat(chat("see", image, "what is it"), params)
-    ids = torch.tensor([output.prompt_token_ids])
-    types = (ids == oracle.config.image_token_id).int()
-    logits = oracle(ids, mm_token_type_ids=types, **processed([image])).logits[0].log_softmax(-1)
-    for position, token_id in enumerate(output.prompt_token_ids[1:]):
-        found = output.prompt_logprobs[position + 1][token_id].logprob
-        assert found == pytest.approx(float(logits[position, token_id]), abs=1e-4)
+
+    def logits_of(ids: torch.Tensor) -> torch.Tensor:
+        types = (ids == oracle.config.image_token_id).int()
+        return oracle(ids, mm_token_type_ids=types, **processed([image])).logits[0].log_softmax(-1)
+
+    check_logprobs(checkpoint, image, logits_of)
 
 
 def test_the_prompt_is_that_of_the_processor(checkpoint: Path, rng: np.random.Generator) -> None:

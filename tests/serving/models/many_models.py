@@ -13,9 +13,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.eventually import eventually
+from tests.eventually import SECONDS, eventually, patience
 
-START_SECONDS = 60.0
 _READY = re.compile(r"models at (http://\S+?),")
 
 
@@ -30,7 +29,7 @@ class ManyModels:
     def output(self) -> str:
         return self.log.read_text()
 
-    def wait_for(self, condition, seconds: float = START_SECONDS):
+    def wait_for(self, condition, seconds: float = SECONDS):
         eventually(condition, lambda: f"log:\n{self.output()}", seconds=seconds)
 
     def get(self, path: str) -> httpx.Response:
@@ -107,7 +106,7 @@ def many_models(*flags: str) -> Iterator[ManyModels]:
             if process.poll() is None:
                 pids = server.pids()
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(30) == 0, server.output()
+                assert process.wait(patience()) == 0, server.output()
                 assert not [pid for pid in pids if is_alive(pid)]
                 assert list(private.iterdir()) == []
         finally:

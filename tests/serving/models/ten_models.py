@@ -6,13 +6,15 @@
 Each model first answers alone: that is what every later answer is compared with. Then clients ask random models for
 completions of mixed lengths, whole, as streams, or leaving early, and go on with conversations, one of each model, of
 which all but the last page has to be found again, in memory or on the disk, unless its model was killed since its last
-turn. Last, requests come one at a time. Prints what came out, one line of JSON last; ends with code 1 if an answer
-differs, a request fails but for a kill, or a token of a conversation was computed twice. `--folder` keeps the models.
+turn. Last, requests come one at a time. Shows how far it is and what is wrong on stderr, and prints what came out, one
+line of JSON; ends with code 1 if an answer differs, a request fails but for a kill, or a token of a conversation was
+computed twice. `--folder` keeps the models.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -23,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,12 +35,15 @@ from benchmarks.models import make_model, samples
 from tests.seeding import root_seed
 from tests.serving.models.many_models import ManyModels, many_models
 from tests.serving.models.test_random_requests import Kills, body_of, leave_early, tokens_of
+from tokenmill.lab.bench.progress import progress_bar
 
 PAGE = 16
 NUM_PROMPTS, LONGEST = 3, 16
 NUM_TURNS, TURN_TOKENS, ANSWER_TOKENS = 24, 20, 6
 SHARE_OF_TURNS, SHARE_OF_STREAMS, SHARE_OF_LEAVERS = 0.15, 0.4, 0.05
 NUM_ALONE = 30
+# Between two looks at how far it is: of a bar on a terminal, and of plain lines elsewhere.
+BAR_SECONDS, LINE_SECONDS = 2.0, 30.0
 
 
 @dataclasses.dataclass
@@ -73,7 +79,13 @@ class Tally:
         if not is_right:
             with self.lock:
                 self.problems.append(problem)
-                print("WRONG:", problem, flush=True)
+                print("WRONG:", problem, file=sys.stderr, flush=True)
+
+    @property
+    def num_sent(self) -> int:
+        """Requests of all ways; a name of more than a word counts something else."""
+        with self.lock:
+            return sum(count for name, count in self.counts.items() if " " not in name)
 
 
 class Trial:
@@ -192,22 +204,60 @@ def main() -> int:
         for number, name in enumerate(names):
             if not (folder / name).exists():
                 make_model(folder / name, args.megabytes, number)
+                print(name, "is made", file=sys.stderr, flush=True)
         flags = ["--models-dir", str(folder), "--weight-cache-dir", f"{temporary}/packed", "--models-wait", "600"]
         with many_models(*flags, "--models-memory", args.models_memory) as server:
             trial = Trial(server, names, rng)
             for name in names:
                 trial.answer_alone(name)
-                print(name, "has answered alone", flush=True)
+                print(name, "has answered alone", file=sys.stderr, flush=True)
         flags += ["--models-memory", args.models_memory, "--kv-disk", f"{temporary}/kv", "--kv-disk-size", "6GiB"]
         with many_models(*flags) as server:
             trial.server = trial.kills.server = server
-            print(json.dumps({"seed": seed, **vars(args), **run(trial, args, rng)}))
+            until = time.monotonic() + 60 * args.minutes
+            with shown(trial, args.requests + NUM_ALONE, until):
+                found = run(trial, args, until, rng)
+            print(json.dumps({"seed": seed, **vars(args), **found}))
     return 1 if trial.tally.problems else 0
 
 
-def run(trial: Trial, args: argparse.Namespace, rng: random.Random) -> dict:
-    """Send the requests; return what came out."""
-    until = time.monotonic() + 60 * args.minutes
+@contextlib.contextmanager
+def shown(trial: Trial, total: int, until: float) -> Iterator[None]:
+    """Show how far the trial is while it runs: a bar on a terminal, elsewhere a plain line every half minute."""
+    is_over, began = threading.Event(), time.monotonic()
+
+    def show() -> None:
+        with progress_bar() as bar:
+            task = bar.add_task("requests", total=total, rate="")
+            while not is_over.wait(LINE_SECONDS if bar.disable else BAR_SECONDS):
+                sent, now = trial.tally.num_sent, time.monotonic()
+                left = min(until - now, (now - began) / sent * (total - sent)) if sent else until - now
+                state = state_of(trial, max(0.0, left))
+                bar.update(task, completed=sent, rate=state)
+                if bar.disable:
+                    print(f"{sent:,} of {total:,} requests sent, {state}", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=show, name="progress")
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def state_of(trial: Trial, left: float) -> str:
+    """Say what has happened until now, and that there are `left` seconds to go."""
+    try:
+        loads = f"{sum(samples(trial.server.get('/metrics').text, 'model_loads_total')):.0f}"
+    except httpx.HTTPError:
+        loads = "?"
+    happened = f"{len(trial.tally.problems)} problems, {loads} loads, {trial.kills.num_kills} kills"
+    return f"{happened}, {left / 60:.0f} minutes left"
+
+
+def run(trial: Trial, args: argparse.Namespace, until: float, rng: random.Random) -> dict:
+    """Send the requests until that moment; return what came out."""
     seeds = iter([rng.random() for _ in range(args.requests)])
     guard, began = threading.Lock(), time.monotonic()
 
@@ -235,7 +285,7 @@ def run(trial: Trial, args: argparse.Namespace, rng: random.Random) -> dict:
     text = trial.server.get("/metrics").text
     return {
         **trial.tally.counts,
-        "sent": trial.tally.counts.total() - sum(n for name, n in trial.tally.counts.items() if " " in name),
+        "sent": trial.tally.num_sent,
         "seconds": round(seconds),
         "problems": len(trial.tally.problems),
         "kills": trial.kills.num_kills,

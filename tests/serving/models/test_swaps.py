@@ -11,10 +11,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.checkpoints import make_checkpoint
 from tests.serving.models.conftest import NAMES
 from tests.serving.models.many_models import descendants, is_alive, many_models
 
 ONE, TWO, ALL = "200MiB", "400MiB", "2GiB"
+MOST_TOKENS = 100_000
 PROMPT = "the mill grinds what comes to it"
 
 
@@ -95,18 +97,22 @@ def test_a_model_that_is_killed_is_started_again_and_the_request_is_answered(ser
     server.wait_for(lambda: not [one for one in tree if is_alive(one)])
 
 
-def test_a_stream_whose_model_is_killed_ends_with_an_error(server):
-    server.complete("ant", PROMPT)
-    pid = server.server_of("ant")
-    # Far more than is written before the kill, however late it comes.
-    body = {"model": "ant", "prompt": PROMPT, "max_tokens": 450, "n": 64, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as reply:
-        lines = reply.iter_lines()
-        next(lines)
-        os.kill(pid, signal.SIGKILL)
-        events = [line for line in lines if line.startswith("data: ")]
-    assert "error" in json.loads(events[-2][6:])
-    assert server.complete("bee", PROMPT).status_code == 200
+def test_a_stream_whose_model_is_killed_ends_with_an_error(models_folder, tmp_path):
+    """One of a model whose answers are longer than any test."""
+    make_checkpoint(tmp_path / "ant", "qwen3", max_position_embeddings=MOST_TOKENS)
+    (tmp_path / "bee").symlink_to(models_folder / "bee")
+    body = {"model": "ant", "prompt": PROMPT, "max_tokens": MOST_TOKENS // 2, "temperature": 0}
+    body |= {"ignore_eos": True, "stream": True}
+    with many_models("--models-dir", str(tmp_path), "--models-memory", ONE) as server:
+        server.complete("ant", PROMPT)
+        pid = server.server_of("ant")
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            os.kill(pid, signal.SIGKILL)
+            events = [line for line in lines if line.startswith("data: ")]
+        assert "error" in json.loads(events[-2][6:])
+        assert server.complete("bee", PROMPT).status_code == 200
 
 
 def test_what_can_never_fit_is_refused_at_once_with_the_numbers(models_folder):

@@ -9,6 +9,7 @@ import threading
 import httpx
 import pytest
 
+from tests.eventually import join, patience
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.serving.server.running_proxy import start_proxy
 from tests.serving.server.running_server import RunningServer, start_server
@@ -54,7 +55,7 @@ class Stream:
         self.begun.set()
 
     def wait(self) -> list[str]:
-        self._thread.join(60)
+        join(self._thread)
         assert not self._thread.is_alive()
         return self.lines
 
@@ -70,9 +71,9 @@ def kill(server: RunningServer) -> None:
 def test_a_stop_lets_short_streams_end_and_tells_long_ones(server, number):
     with start_proxy([server.url], [server.url], shutdown_timeout=10.0) as proxy:
         short, long = Stream(proxy.url, max_tokens=20), Stream(proxy.url, max_tokens=LONG)
-        assert short.begun.wait(30) and long.begun.wait(30)
+        assert short.begun.wait(patience()) and long.begun.wait(patience())
         proxy.process.send_signal(number)
-        assert proxy.process.wait(60) == 0
+        assert proxy.process.wait(patience()) == 0
         assert short.wait()[-1] == long.wait()[-1] == "data: [DONE]"
         assert '"finish_reason":"length"' in "".join(short.lines)
         assert json.loads(long.lines[-2].removeprefix("data: "))["error"]["type"] == "server_stopping"
@@ -90,8 +91,8 @@ def test_whoever_waits_for_a_first_byte_is_told_too(server):
         waiting.start()
         server.wait_for(lambda: server.metric("num_requests_running") == 1)
         proxy.process.send_signal(signal.SIGTERM)
-        assert proxy.process.wait(60) == 0
-        waiting.join(30)
+        assert proxy.process.wait(patience()) == 0
+        join(waiting)
         assert (replies[0].status_code, replies[0].json()["error"]["type"]) == (503, "server_stopping")
         server.wait_until_unused()
 
@@ -99,11 +100,11 @@ def test_whoever_waits_for_a_first_byte_is_told_too(server):
 def test_the_second_ctrl_c_waits_for_nobody(server):
     with start_proxy([server.url], [server.url], shutdown_timeout=3600.0) as proxy:
         stream = Stream(proxy.url, max_tokens=LONG)
-        assert stream.begun.wait(30)
+        assert stream.begun.wait(patience())
         proxy.process.send_signal(signal.SIGINT)
         proxy.wait_for(lambda: not is_open(proxy.url))
         proxy.process.send_signal(signal.SIGINT)
-        assert proxy.process.wait(60) == 0
+        assert proxy.process.wait(patience()) == 0
         assert "server_stopping" in stream.wait()[-2]
         server.wait_until_unused()
 
@@ -119,7 +120,7 @@ def is_open(url: str) -> bool:
 def test_a_server_that_is_killed_ends_its_streams_with_an_error(slow, path):
     with slow() as one, slow() as two, start_proxy([one.url], [one.url, two.url]) as proxy:
         stream = Stream(proxy.url, path=path)
-        assert stream.begun.wait(30)
+        assert stream.begun.wait(patience())
         proxy.wait_for(lambda: one.metric("num_requests_running") + two.metric("num_requests_running") == 1)
         (first,) = [server for server in (one, two) if server.metric("num_requests_running")]
         kill(first)
@@ -138,6 +139,6 @@ def test_a_server_that_is_killed_before_its_first_byte_is_replaced(slow):
         waiting.start()
         proxy.wait_for(lambda: one.metric("num_requests_running") + two.metric("num_requests_running") == 1)
         kill(one if one.metric("num_requests_running") else two)
-        waiting.join(60)
+        join(waiting)
         assert replies[0].status_code == 200, replies[0].text
         assert replies[0].json()["choices"][0]["finish_reason"] == "length"

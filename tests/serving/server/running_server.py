@@ -17,13 +17,12 @@ import httpx
 import msgspec
 import openai
 
-from tests.eventually import eventually
+from tests.eventually import SECONDS, eventually, patience
 from tests.serving.server.run_server import Spec
 from tokenmill.config.configs import EngineConfig, ServerConfig
 
 REPOSITORY = Path(__file__).parents[3]
 STUB = "tests.serving.server.stub_engine"
-START_SECONDS = 60.0
 # What a body must say that it is; httpx says so only of what it has encoded itself.
 JSON = {"Content-Type": "application/json"}
 
@@ -40,15 +39,15 @@ class RunningServer:
     url: str
     log: Path
     private: Path
-    http: httpx.Client = dataclasses.field(default_factory=lambda: httpx.Client(timeout=30, headers=JSON))
+    http: httpx.Client = dataclasses.field(default_factory=lambda: httpx.Client(timeout=patience(), headers=JSON))
 
     @property
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=patience())
 
     @property
     def async_client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=patience())
 
     def post(self, path: str, body=None, **how) -> httpx.Response:
         return self.http.post(self.url + path, json=body, **how)
@@ -63,7 +62,7 @@ class RunningServer:
             raise KeyError(name)
         return sum(values)
 
-    def wait_for(self, condition, seconds: float = 60.0) -> None:
+    def wait_for(self, condition, seconds: float = SECONDS) -> None:
         eventually(condition, lambda: f"log:\n{self.output()}", seconds=seconds)
 
     def wait_until_unused(self) -> None:
@@ -80,7 +79,7 @@ class RunningServer:
     def is_well(self) -> bool:
         """Return True if /health says so."""
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"{self.url}/health", timeout=30).status_code == 200
+            return httpx.get(f"{self.url}/health", timeout=patience()).status_code == 200
         return False
 
     @property
@@ -111,10 +110,10 @@ class RunningServer:
         self.log.unlink(missing_ok=True)
         shutil.rmtree(self.private)
 
-    def wait_for_end(self, seconds: float) -> int:
+    def wait_for_end(self, seconds: float = SECONDS) -> int:
         """Exit code; also checks that no process and no folder is left behind."""
         pids = list(self.children().values())
-        code = self.process.wait(timeout=seconds)
+        code = self.process.wait(timeout=patience(seconds))
         self.wait_for(lambda: not any(is_alive(pid) for pid in pids))
         assert list(self.private.iterdir()) == []
         return code
@@ -166,11 +165,11 @@ def serving(
     """Run a command that serves until the end, when SIGINT must take it down cleanly."""
     running = launch(command, folder, environment)
     try:
-        running.wait_for(lambda: running.process.poll() is not None or running.is_well(), START_SECONDS)
+        running.wait_for(lambda: running.process.poll() is not None or running.is_well())
         assert running.process.poll() is None, running.output()
         yield running
         running.process.send_signal(signal.SIGINT)
-        assert running.wait_for_end(60) == 0, running.output()
+        assert running.wait_for_end() == 0, running.output()
     finally:
         if running.process.poll() is None:
             running.process.kill()
@@ -198,7 +197,7 @@ def start_server(engine: EngineConfig, engine_module: str = STUB, **server) -> I
     is_ready = RunningServer.is_well if "output" in server else RunningServer.says_ready
     running = spawn(engine, engine_module, **server)
     try:
-        running.wait_for(lambda: is_ready(running) or running.process.poll() is not None, START_SECONDS)
+        running.wait_for(lambda: is_ready(running) or running.process.poll() is not None)
         assert running.process.poll() is None, running.output()
         yield running
     finally:

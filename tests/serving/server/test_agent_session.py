@@ -13,7 +13,7 @@ import threading
 import pytest
 from benchmarks.agent_session import HEADER, PAGE_SIZE, Shape, play, session, too_much
 
-from tests.eventually import eventually
+from tests.eventually import eventually, join, patience
 from tests.serving.server.running_server import start_server
 from tests.serving.server.test_kv_disk import num_records
 from tokenmill.config.configs import EngineConfig
@@ -100,12 +100,12 @@ def test_what_no_rule_prevents_is_told_to_the_operator(engine, rng):
         long, started = {"stream": True, "max_tokens": 900, "ignore_eos": True}, threading.Event()
         thread = threading.Thread(target=stream)
         thread.start()
-        assert started.wait(60)
+        assert started.wait(patience())
         server.post("/pause?mode=keep&clear_cache=false")  # else it may have ended before it is asked for
         report = server.http.get(f"{server.url}/v1/requests/{watched['id']}").json()
         server.post("/abort_requests", {"abort_all": True})
         server.post("/resume")
-        thread.join(60)
+        join(thread)
         change = report["prefix"]["change"]
         assert report["prefix"]["volatile"] == []
         assert change["cause"] == "claude-billing-header"

@@ -8,12 +8,12 @@ import random
 import re
 import signal
 import socket
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.eventually import join
 from tests.serving.server.chaos import check, start
 from tests.serving.server.running_server import is_alive, start_server
 from tests.serving.server.test_lifecycle import open_stream
@@ -104,7 +104,7 @@ def test_operators_see_what_every_process_has(shared_server):
     assert '"finish_reason":"abort"' in "".join(streams[sibling(server)])
     assert server.post("/abort_requests", {"abort_all": True}).json()["num_aborted"] == 1
     for thread in threads:
-        thread.join(30)
+        join(thread)
     for name, labels in counts.items():
         server.wait_for(lambda name=name, labels=labels: server.metric(name, **labels) == before[name] + 2)
     assert server.metric("inter_token_latency_seconds_count") > 0
@@ -160,9 +160,10 @@ def test_connections_that_come_at_once_are_spread(server):
 
     server.wait_for(lambda: min(spread(6)) > 0)  # the sibling accepts, too
     for count in (34, 7, 100):
-        # The middle of five: a process that gets no processor for a second is not waited for.
-        most = sorted(max(spread(count)) for _ in range(5))[2]
-        assert most <= max(0.6 * count, count / 2 + 1.5)
+        # A process that gets no processor for a second is not waited for: not each of five can be even, and on a busy
+        # machine not each middle of five.
+        most_even = max(0.6 * count, count / 2 + 1.5)
+        server.wait_for(lambda count=count, even=most_even: sorted(max(spread(count)) for _ in range(5))[2] <= even)
 
 
 def test_a_sibling_that_dies_comes_back_and_nobody_else_notices(server):
@@ -171,7 +172,7 @@ def test_a_sibling_that_dies_comes_back_and_nobody_else_notices(server):
     threads = [stream_at(server, server.api_pid, kept, max_tokens=120), stream_at(server, dead, lost, max_tokens=120)]
     os.kill(dead, signal.SIGKILL)
     for thread in threads:
-        thread.join(60)
+        join(thread)
     assert "[DONE]" in kept[-1]
     assert "[DONE]" not in lost[-1]
     server.wait_for(lambda: len(server.api_pids) == 2)
@@ -182,7 +183,7 @@ def test_a_sibling_that_dies_comes_back_and_nobody_else_notices(server):
     server.wait_for(lambda: server.metric("restarts_total", part="api-1") == 1)
     server.wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200)
     server.wait_for(lambda: answers(server, again))
-    stream_at(server, again, lines, max_tokens=10).join(30)
+    join(stream_at(server, again, lines, max_tokens=10))
     assert "[DONE]" in lines[-1]
 
 
@@ -190,7 +191,7 @@ def test_a_sibling_that_hangs_is_killed(slow_model):
     engine = EngineConfig(model=str(slow_model))
     with start_server(engine, api_server_count=2, engine_timeout=1.0) as server:
         server.wait_for(lambda: len(server.api_pids) == 2 and len(sibling_socket(server)) == 1)
-        time.sleep(1.5)  # it has been heard by then, whichever way it started
+        server.wait_for(lambda: answers(server, sibling(server)))  # before, it is waited for as one that starts
         hanging = sibling(server)
         os.kill(hanging, signal.SIGSTOP)
         server.wait_for(lambda: not is_alive(hanging))
@@ -203,10 +204,10 @@ def test_the_end_of_the_first_is_the_end_of_all(server):
     thread = stream_at(server, sibling(server), lines)
     os.kill(server.api_pid, signal.SIGKILL)
     server.wait_for(lambda: not any(is_alive(pid) for pid in pids))
-    thread.join(30)
+    join(thread)
     assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 3}).status_code == 200
     server.process.send_signal(signal.SIGTERM)
-    assert server.wait_for_end(60) == 0
+    assert server.wait_for_end() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -217,9 +218,9 @@ def test_a_stop_lets_the_streams_of_all_end(server, number):
         stream_at(server, sibling(server), long, max_tokens=100_000),
     ]
     server.process.send_signal(number)
-    assert server.wait_for_end(60) == 0
+    assert server.wait_for_end() == 0
     for thread in threads:
-        thread.join(30)
+        join(thread)
     assert "[DONE]" in short[-1]
     assert "the server is stopping" in long[-2]
 
@@ -229,8 +230,8 @@ def test_an_engine_that_dies_too_often_ends_the_streams_of_all_with_an_error(slo
         lines: list[str] = []
         thread = stream_at(server, sibling(server), lines)
         os.kill(next(pid for name, pid in server.children().items() if "stub_engine" in name), signal.SIGKILL)
-        assert server.wait_for_end(60) == 1
-        thread.join(30)
+        assert server.wait_for_end() == 1
+        join(thread)
         assert '"type":"engine_unavailable"' in lines[-2]
 
 

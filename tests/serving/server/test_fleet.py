@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.eventually import patience
-from tests.serving.server.running_server import START_SECONDS, start_server
+from tests.serving.server.running_server import start_server
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.replicas.starter import ENGINE_MODULE
 
@@ -46,7 +46,7 @@ def streamed_text(server, **fields) -> Iterator[Iterator[str]]:
 
 
 def post(server, path: str, body=None, **query) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=body, params=query, timeout=START_SECONDS)
+    return httpx.post(f"{server.url}{path}", json=body, params=query, timeout=patience())
 
 
 def engines(server) -> dict[int, str]:

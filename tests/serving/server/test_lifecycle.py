@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from tests.eventually import join
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.serving.server.running_server import is_alive, spawn, start_server
 from tokenmill.config.configs import EngineConfig
@@ -58,9 +59,9 @@ def test_a_stop_lets_short_streams_end_and_cuts_long_ones(slow_model, number):
         threads = [open_stream(server, long), open_stream(server, short, max_tokens=40)]
         server.process.send_signal(number)
         server.wait_for(lambda: refuses_connections(server))
-        assert server.wait_for_end(60) == 0
+        assert server.wait_for_end() == 0
         for thread in threads:
-            thread.join(30)
+            join(thread)
         assert '"finish_reason":"length"' in short[-2]
         assert '"type":"server_stopping"' in long[-2]
         assert short[-1] == long[-1] == "data: [DONE]"
@@ -75,7 +76,7 @@ def test_a_second_interrupt_does_not_wait(slow_model):
         server.process.send_signal(signal.SIGINT)
         server.wait_for(lambda: "stopping: 1 open request has 600 s to end" in server.output())
         server.process.send_signal(signal.SIGINT)
-        assert server.wait_for_end(60) == 0
+        assert server.wait_for_end() == 0
 
 
 def test_a_client_that_reads_nothing_does_not_hold_up_the_end(stub_model):
@@ -91,7 +92,7 @@ def test_a_client_that_reads_nothing_does_not_hold_up_the_end(stub_model):
             lambda: 'finished_reason="length"} 128.0' in httpx.get(f"{server.url}/metrics", timeout=30).text, 60.0
         )
         server.process.send_signal(signal.SIGINT)
-        assert server.wait_for_end(60) == 0
+        assert server.wait_for_end() == 0
         assert "Traceback" not in server.output()
 
 
@@ -102,8 +103,8 @@ def test_a_killed_child_that_may_not_return_ends_the_server_with_a_message(slow_
         thread = open_stream(server, lines)
         (pid,) = [pid for name, pid in server.children().items() if victim in name]
         os.kill(pid, signal.SIGKILL)
-        assert server.wait_for_end(60) == 1
-        thread.join(30)
+        assert server.wait_for_end() == 1
+        join(thread)
         assert '"type":"engine_unavailable"' in lines[-2]
         name = "engine" if victim == "stub_engine" else "text worker 0"
         assert f"the {name} process was killed by SIGKILL" in server.output()
@@ -126,7 +127,7 @@ def test_a_stop_during_the_start_leaves_nothing_behind(stub_model, seconds):
         running.wait_for(lambda: list(running.private.iterdir()))
         time.sleep(seconds)
         running.process.send_signal(signal.SIGTERM)
-        assert running.wait_for_end(60) == 0
+        assert running.wait_for_end() == 0
         assert "Traceback" not in running.output()
     finally:
         running.process.kill()
@@ -138,13 +139,13 @@ def test_a_stopped_engine_is_killed_at_the_end(slow_model):
         (engine,) = [pid for name, pid in server.children().items() if "stub_engine" in name]
         os.kill(engine, signal.SIGSTOP)
         server.process.send_signal(signal.SIGINT)
-        assert server.wait_for_end(60) == 0
+        assert server.wait_for_end() == 0
 
 
 def end_of(engine: EngineConfig, **server) -> tuple[int, str]:
     running = spawn(engine, **server)
     try:
-        code = running.wait_for_end(60)
+        code = running.wait_for_end()
         return code, "\n".join(line for line in running.output().splitlines() if not line.startswith("PROGRESS"))
     finally:
         running.process.kill()
@@ -205,7 +206,7 @@ def test_nothing_answers_before_the_server_is_ready_and_its_folder_is_private_an
         assert "secret-key" not in (folder / "launch.json").read_text()
     finally:
         running.process.send_signal(signal.SIGINT)
-        assert running.wait_for_end(60) == 0
+        assert running.wait_for_end() == 0
         running.clean()
 
 
@@ -232,12 +233,12 @@ def test_the_api_process_is_started_again_and_who_connects_meanwhile_waits(slow_
         # The connection is taken by the one that comes next; nothing is refused meanwhile.
         waiting = server.post("/v1/completions", {"prompt": "a", "max_tokens": 3})
         assert waiting.status_code == 200
-        thread.join(30)
+        join(thread)
         assert "[DONE]" not in "".join(lines)
         assert "the API process was killed by SIGKILL; it is started again" in server.output()
         assert not any(is_alive(pid) for pid in pids)
         server.process.send_signal(signal.SIGTERM)
-        assert server.wait_for_end(60) == 0
+        assert server.wait_for_end() == 0
         assert len(pids) == 3
 
 
@@ -255,7 +256,7 @@ def test_an_api_process_that_dies_too_often_ends_the_server(stub_model):
         for number in (1, 2):
             server.wait_for(lambda number=number: server.output().count("READY") == number)
             os.kill(server.api_pid, signal.SIGKILL)
-        assert server.wait_for_end(60) == 1
+        assert server.wait_for_end() == 1
         assert server.output().count("the API process was killed by SIGKILL") == 2
 
 

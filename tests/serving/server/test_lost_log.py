@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.eventually import join
 from tests.serving.server.chaos import check, ended, full, start
 from tests.serving.server.running_server import RunningServer, start_server
 from tests.serving.server.test_lifecycle import open_stream
@@ -49,7 +50,7 @@ def test_parts_and_api_processes_come_back_without_a_log(slow_model, make, count
             threads = [open_stream(server, lines, max_tokens=60) for lines in streams]
             kill_one(server, victim)
             for thread, lines in zip(threads, streams, strict=True):
-                thread.join(60)
+                join(thread)
                 assert lines[-1] == "data: [DONE]"
                 assert '"finish_reason":"length"' in lines[-2]
             server.wait_for(server.is_well)
@@ -61,7 +62,7 @@ def test_parts_and_api_processes_come_back_without_a_log(slow_model, make, count
         assert open_and_read(server)[-1] == "data: [DONE]"
         server.wait_for(lambda: server.metric("log_lines_lost_total", part="api") >= 1)
         server.process.send_signal(signal.SIGTERM)
-        assert server.wait_for_end(60) == 0
+        assert server.wait_for_end() == 0
 
 
 @contextlib.contextmanager
@@ -88,12 +89,12 @@ def test_the_command_serves_and_recovers_without_a_log(tiny_checkpoint, make, cl
         lines: list[str] = []
         thread = open_stream(server, lines, max_tokens=400, ignore_eos=True)
         kill_one(server, "engine_process")
-        thread.join(60)
+        join(thread)
         assert '"finish_reason":"length"' in lines[-2]
         server.wait_for(server.is_well)
         assert (server.metric("log_lines_lost_total", part="api") > 0) == is_counted
         server.process.send_signal(signal.SIGTERM)
-        assert server.wait_for_end(60) == 0
+        assert server.wait_for_end() == 0
 
 
 def kill_one(server: RunningServer, name: str) -> None:
@@ -102,7 +103,7 @@ def kill_one(server: RunningServer, name: str) -> None:
 
 def open_and_read(server: RunningServer) -> list[str]:
     lines: list[str] = []
-    open_stream(server, lines, max_tokens=5).join(60)
+    join(open_stream(server, lines, max_tokens=5))
     return lines
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.eventually import join
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.serving.server.chaos import FAULTS, POISONS, check, start
 from tests.serving.server.killing_engine import KILLS
@@ -65,8 +66,8 @@ def test_a_stream_says_that_it_waits_for_an_engine_and_the_third_death_ends_the_
             if number == 1:
                 server.wait_for(lambda: ": recovering" in lines)
             server.wait_for(lambda: server.process.poll() is not None or "stub_engine" in " ".join(server.children()))
-        assert server.wait_for_end(60) == 1
-        thread.join(30)
+        assert server.wait_for_end() == 1
+        join(thread)
         assert '"type":"engine_unavailable"' in lines[-2]
         assert "3 deaths in a minute" in server.output()
 

@@ -33,6 +33,7 @@ def test_a_chat_is_had_by_keys_alone(echo, open_page):
     until(page, lambda: focused(page) == "Your message")
     page.keyboard.press("Control+k")
     assert focused(page) == "Search conversations"
+    page.get_by_role("button", name="Delete by keys alone").wait_for(state="attached")
     for wanted in ("by keys alone", "Rename by keys alone", "Delete by keys alone"):
         page.keyboard.press("Tab")
         assert focused(page).strip() == wanted

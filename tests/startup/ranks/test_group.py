@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.eventually import eventually
+from tests.eventually import eventually, patience
 from tests.serving.server.running_server import children_of, is_alive
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import EngineFailed, InvalidConfig
@@ -166,6 +166,6 @@ def test_ranks_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
         (rank,) = children_of(parent.pid)
     finally:
         parent.kill()
-        parent.wait(10)
+        parent.wait(patience())
         parent.stdout.close()  # type: ignore[union-attr]
     eventually(lambda: not is_alive(rank))

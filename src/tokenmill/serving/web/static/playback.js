@@ -2,7 +2,7 @@
 
 import { EngineView, seconds } from "./engine_view.js";
 import { t } from "./texts.js";
-import { html, useEffect, useMemo, useState } from "./ui.js";
+import { html, useEffect, useLayoutEffect, useMemo, useState } from "./ui.js";
 
 const SPEEDS = [0.1, 0.25, 0.5, 1, 2, 4, 16, 64];
 const FRAME_MS = 50;
@@ -41,7 +41,8 @@ export function usePlayback(opened, draw) {
   const [speed, setSpeed] = useState(1);
   const [isPlaying, play] = useState(false);
   useEffect(() => play(false), [playback]);
-  useEffect(() => {
+  // Before the page is drawn: a slow one would play on behind the word to hold.
+  useLayoutEffect(() => {
     if (!playback || !isPlaying) return undefined;
     let before = performance.now();
     const timer = setInterval(() => {
