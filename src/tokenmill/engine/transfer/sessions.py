@@ -82,8 +82,8 @@ class SessionFiles(Tier):
     def __init__(
         self, form: SessionForm, page_size: int, on_saved: Callable[[str, SlotSeen], None] | None = None
     ) -> None:
-        tables = [SlotTable(NAME, FileSlots(one)) for one in (form.pages, form.states) if one is not None]
-        super().__init__(tables[0], page_size, *tables[1:])
+        states = None if form.states is None else SlotTable(NAME, FileSlots(form.states))
+        super().__init__(SlotTable(NAME, FileSlots(form.pages)), page_size, states)
         self.form = form
         self.on_saved: Callable[[str, SlotSeen], None] | None = None
         self.wanted: dict[str, list[int]] = {}
