@@ -37,8 +37,6 @@ from tokenmill.engine.kv.radix_tree import PrefixMatch
 from tokenmill.engine.scheduler.resources.resource import Resource
 from tokenmill.engine.scheduler.resources.state_slots import StateSlots
 from tokenmill.engine.scheduler.resources.transfers import Transfers
-from tokenmill.engine.scheduler.resources.windows import Windows
-from tokenmill.engine.transfer.page_copies import PageCopies
 from tokenmill.engine.transfer.window_tables import WindowTables
 
 # While this part of all pages is pinned for saving, no more is offered, but what sessions would lose else.
@@ -96,7 +94,7 @@ class TransferState(Transfers):
         on_ended: called with each request that ends.
     """
 
-    def __init__(self, kv: KVManager, settings: TransferSettings, resources: Iterable[Resource] = ()) -> None:
+    def __init__(self, kv: KVManager, settings: TransferSettings, resources: Sequence[Resource] = ()) -> None:
         assert kv.shares_prefixes, "what is loaded is found in the prefix cache"
         self.loads: dict[int, Load] = {}
         self.pins: dict[int, Pin] = {}
@@ -106,10 +104,8 @@ class TransferState(Transfers):
         self.num_loaded_tokens = 0
         self.num_stored_tokens = 0
         self._kv = kv
-        resources = list(resources)
         self._states = next((one for one in resources if isinstance(one, StateSlots)), None)
-        self._windows = next((WindowTables(one.pages) for one in resources if isinstance(one, Windows)), None)
-        self._copies = next((one for one in resources if isinstance(one, PageCopies)), None)
+        self._windows = WindowTables.over(kv, resources)
         self._settings = settings
         self._queries: list[KVQuery] = []
         self._asked: dict[str, Request] = {}
@@ -168,26 +164,17 @@ class TransferState(Transfers):
         is_whole = self._states is None and self._windows is None  # else nobody can begin before the end
         if end <= match.num_tokens or (not is_whole and end < found.num_tokens):
             return ""
-        if reason := self._reason_to_load_later(end // self.page_size, spare, num_free_rows):
-            return reason
+        reason = "" if self._windows is None else self._windows.reason_to_wait(end // self.page_size, spare)
+        if reason or len(self.loads) >= num_free_rows:
+            return reason or "waiting to load KV: requests that do have claimed all free rows"
         if not self._kv.acquire(request, match, end, step, spare):
             return f"needs {self._kv.num_pages_for(end - match.num_tokens)} pages to load KV into"
-        slot = -1
-        if self._states is not None:
-            state = self._states.begin_load()
-            if state is None:  # it does without
-                self._kv.release(request, step)
-                return ""
-            slot = state
+        slot = -1 if self._states is None else self._states.begin_load()
+        if slot is None:  # it does without
+            self._kv.release(request, step)
+            return ""
         self._load(request, found, match, slot)
         return request.wait_reason
-
-    def _reason_to_load_later(self, num_pages: int, spare: int, num_free_rows: int) -> str:
-        if len(self.loads) >= num_free_rows:
-            return "waiting to load KV: requests that do have claimed all free rows"
-        if self._copies is not None and self._copies.reads_windows:
-            return "waiting to load KV: launched steps read window pages that the load may be given"
-        return "" if self._windows is None else self._windows.reason_to_wait(num_pages, spare)
 
     def _load(self, request: Request, found: Found, match: PrefixMatch, state_slot: int) -> None:
         first_page, held = len(match.pages), self._kv.pages(request)
@@ -209,8 +196,6 @@ class TransferState(Transfers):
             return
         request, pages = cached.request, cached.pages[cached.num_known :]
         self._is_saved[pages] = False
-        if self._windows is not None:
-            self._windows.forget_saved(pages)
         if request.is_running:
             self._num_new[request.id] = count = self._num_new.get(request.id, 0) + len(pages)
             if count >= self._settings.save_chunk:
@@ -260,11 +245,8 @@ class TransferState(Transfers):
         self._is_saved[pages[first:]] = True
         self.num_saving_pages += len(pages) - first
         pin_id = self._pin(key, tokens, node, pages, len(pages) - first, states)
-        order = SaveOrder(pin_id, first, pages[first:].tolist(), states)
-        if self._windows is not None:
-            ends = (first, max(first, min(prompt, len(pages))), len(pages))
-            order = msgspec.structs.replace(order, windows=self._windows.begin_save(pin_id, pages, ends))
-        self._orders.saves.append(order)
+        windows = UNSET if self._windows is None else self._windows.begin_save(pin_id, pages, first, prompt)
+        self._orders.saves.append(SaveOrder(pin_id, first, pages[first:].tolist(), states, windows=windows))
         return True
 
     def _export(self, export: Export, step: int) -> None:
@@ -286,8 +268,9 @@ class TransferState(Transfers):
         if found is not None and found.kept_for and request.finish_reason in _BY_ITSELF:
             node = self._kv.node(request)
             whose = (found.kept_for, request.id)
-            pages = node.path_pages()
-            self.kept[request.id] = self._pin(request.cache_key, request.token_ids, node, pages, whose=whose)
+            self.kept[request.id] = self._pin(
+                request.cache_key, request.token_ids, node, node.path_pages(), whose=whose
+            )
 
     def _pin(
         self,
@@ -394,14 +377,19 @@ class TransferState(Transfers):
 
     def check_invariants(self, owners: Sequence[Request], plans: Sequence[StepPlan]) -> None:
         """Raise AssertionError if a load, a save or a pin is lost. For tests."""
-        for load in self.loads.values():
-            held = self._kv.pages(load.request)
-            assert held[load.order.first_page :] == load.order.page_ids, "a load fills other pages than its request has"
-            assert load.request.awaits_kv or load.request.is_finished, "a request went on while it loads"
-        for pin in self.pins.values():
-            assert pin.node.locks > 0, "pages that are read are not locked"
-            assert pin.pages.tolist() == pin.node.path_pages().tolist(), "pages that are read have moved"
+        _check(self, self._kv)
         if self._windows is not None:
             self._windows.check_invariants(one.id for one in (*owners, *(load.request for load in self.loads.values())))
-        assert self.num_saving_pages == sum(pin.num_saving for pin in self.pins.values()), "a save is lost"
-        assert set(self.kept.values()) == {i for i, pin in self.pins.items() if pin.kept_of}, "a pin is lost"
+
+
+def _check(transfers: TransferState, kv: KVManager) -> None:
+    for load in transfers.loads.values():
+        held = kv.pages(load.request)
+        assert held[load.order.first_page :] == load.order.page_ids, "a load fills other pages than its request has"
+        assert load.request.awaits_kv or load.request.is_finished, "a request went on while it loads"
+    pins = transfers.pins
+    for pin in pins.values():
+        assert pin.node.locks > 0, "pages that are read are not locked"
+        assert pin.pages.tolist() == pin.node.path_pages().tolist(), "pages that are read have moved"
+    assert transfers.num_saving_pages == sum(pin.num_saving for pin in pins.values()), "a save is lost"
+    assert set(transfers.kept.values()) == {i for i, pin in pins.items() if pin.kept_of}, "a pin is lost"

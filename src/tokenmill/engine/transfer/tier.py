@@ -20,13 +20,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.core.transfers import KVQuery
-from tokenmill.engine.kv.window_pages import pages_of_window
 from tokenmill.engine.transfer.orders import PageLoad, PageSave
 from tokenmill.engine.transfer.page_keys import page_keys
 from tokenmill.engine.transfer.protocol import Answer, KeptPages
-from tokenmill.engine.transfer.slot_table import SlotTable
+from tokenmill.engine.transfer.slot_table import PrefixTables, SlotTable
 from tokenmill.engine.transfer.slots import Slot
 
 logger = logging.getLogger(__name__)
@@ -41,24 +39,16 @@ class Tier:
     """A source that stores pages in slots. Its thread starts with the first order.
 
     Args:
-        pages: where pages are stored. states: where recurrent states are; None: the model has none.
-        windows: where pages of the window group are; None: there is no such group. window: most tokens that it serves.
+        tables: where pages are stored, and what belongs to them.
     """
 
     stores = True
 
-    def __init__(
-        self,
-        pages: SlotTable,
-        page_size: int,
-        states: SlotTable | None = None,
-        windows: SlotTable | None = None,
-        window: int = 0,
-    ) -> None:
-        self.name = pages.name
-        self._page_size = page_size
-        self._pages = pages
-        self._states, self._windows, self._window = states, windows, window
+    def __init__(self, tables: PrefixTables) -> None:
+        self.name = tables.pages.name
+        self._tables = tables
+        self._page_size = tables.page_size
+        self._pages, self._states, self._windows = tables.pages, tables.states, tables.windows
         self._is_closing = False
         self._behind_since: float | None = None  # other engines have stored what is being read
         self._lock = threading.Lock()  # of the tables, and of what is next
@@ -94,33 +84,15 @@ class Tier:
         if self._is_catching_up():
             return None
         with self._lock:
-            return Answer(len(self._find(query.cache_key, query.tokens)) * self._page_size)
+            return Answer(len(self._tables.find(query.cache_key, query.tokens)) * self._page_size)
 
     def _is_catching_up(self) -> bool:
         """Return True while the tier's thread reads what other engines have stored, if that does not take long."""
-        if self._behind_since is None and any(table.is_due() for table in self._tables()):
+        if self._behind_since is None and any(table.is_due() for table in self._tables.all):
             with self._work:
                 self._behind_since = time.monotonic()
                 self._wake()
         return self._behind_since is not None and time.monotonic() - self._behind_since < CATCH_UP_SECONDS
-
-    def _find(self, key: CacheKey, tokens: TokenArray) -> list[Slot]:
-        """Return the slots of the longest prefix that is there, and behind which a request can begin."""
-        found: list[Slot] = []
-        num_usable = num_in_row = 0
-        for page_key, page_tokens in page_keys(key, tokens, self._page_size):
-            slot = self._pages.find(page_key, page_tokens)
-            if slot is None:
-                break
-            found.append(slot)
-            if self._states is not None and self._states.find(page_key, page_tokens) is None:
-                continue
-            if self._windows is not None:
-                num_in_row = num_in_row + 1 if self._windows.find(page_key, page_tokens) is not None else 0
-                if num_in_row < pages_of_window(len(found), self._window, self._page_size):
-                    continue
-            num_usable = len(found)
-        return found[:num_usable]
 
     def load(self, load: PageLoad) -> None:
         """Queue a load for the tier's thread."""
@@ -157,7 +129,7 @@ class Tier:
     def reset(self) -> None:
         """Forget all stored pages and states."""
         with self._lock:
-            for table in self._tables():
+            for table in self._tables.all:
                 table.clear()
 
     def close(self) -> None:
@@ -170,12 +142,9 @@ class Tier:
             if self._thread.is_alive():
                 logger.error("KV tier %s abandoned: it hangs", self.name)
                 return
-        for table in self._tables():
+        for table in self._tables.all:
             table.rewrite()
             table.store.close()
-
-    def _tables(self) -> list[SlotTable]:
-        return [self._pages, *(table for table in (self._states, self._windows) if table is not None)]
 
     # --- its own thread ---------------------------------------------------------------------------------------------
 
@@ -197,7 +166,7 @@ class Tier:
 
     def _catch_up(self) -> None:
         """Take in what other engines have stored."""
-        news = [table.read_news() for table in self._tables()]
+        news = [table.read_news() for table in self._tables.all]
         with self._lock:
             for take_in in news:
                 take_in()
@@ -207,19 +176,14 @@ class Tier:
         before, self._current = self._current, load
         try:
             with self._lock:
-                found = self._find(load.cache_key, load.tokens)
-                self._touch([slot.key for slot in found])
+                found = self._tables.find(load.cache_key, load.tokens)
+                self._tables.touch([slot.key for slot in found])
             wanted = found[load.order.first_page :]
             if self._read_pages(load, self._pages, wanted, load.fill_good) and len(wanted) == len(load.order.page_ids):
                 self._read_besides(load, wanted)
         finally:
             self._current = before
             load.finish()
-
-    def _touch(self, prefix: list[bytes]) -> None:
-        """Mark a prefix as used: the last pages first, so that the first ones are dropped last."""
-        for table in self._tables():
-            table.touch(reversed(prefix))
 
     def _read_pages(
         self, load: PageLoad, table: SlotTable, slots: list[Slot], fill: Callable[[int, memoryview, list[int]], int]
@@ -306,7 +270,7 @@ class Tier:
             if not self._write_slot(self._pages, number, key, tokens, partial(save.read, index)):
                 return False
         with self._lock:
-            self._touch([key for key, _ in wanted])
+            self._tables.touch([key for key, _ in wanted])
         return True
 
     def _write_besides(

@@ -13,27 +13,47 @@ Knows no source; the same calls give the same tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Self
 
 import numpy as np
 
 from tokenmill.core.request import Request
+from tokenmill.engine.kv.kv_manager import CachedPages, KVManager
 from tokenmill.engine.kv.radix_node import PageArray
 from tokenmill.engine.kv.radix_tree import PrefixMatch
 from tokenmill.engine.kv.window_pages import WindowPages
+from tokenmill.engine.scheduler.resources.resource import Resource
+from tokenmill.engine.scheduler.resources.windows import Windows
+from tokenmill.engine.transfer.page_copies import PageCopies
 
 
 class WindowTables:
-    """Opens and closes the tables of loads and saves in a window group."""
+    """Opens and closes the tables of loads and saves in a window group.
 
-    def __init__(self, pages: WindowPages) -> None:
+    Args:
+        copies: of cached pages, by steps, which read pages of the group that may be another's by now.
+    """
+
+    def __init__(self, kv: KVManager, pages: WindowPages, copies: PageCopies | None = None) -> None:
         self.pages = pages
+        self._copies = copies
         self._is_saved = np.zeros(len(pages.beside), dtype=bool)  # by full page, that beside it
         self._num_saving = 0  # pages without a promise
         self._saving: dict[int, list[tuple[str, int, PageArray]]] = {}  # by save: table, its pages without a promise
+        kv.on_cached.append(self._cached)
+
+    @classmethod
+    def over(cls, kv: KVManager, resources: Sequence[Resource]) -> Self | None:
+        """Return the tables over the window group of a scheduler with these resources; None: it has no such group."""
+        windows = next((one for one in resources if isinstance(one, Windows)), None)
+        copies = next((one for one in resources if isinstance(one, PageCopies)), None)
+        return None if windows is None else cls(kv, windows.pages, copies)
 
     def reason_to_wait(self, num_pages: int, spare: int) -> str:
         """Return why a request cannot load `num_pages` full pages yet, or ""."""
+        if self._copies is not None and self._copies.reads_windows:
+            return "waiting to load KV: launched steps read window pages that the load may be given"
         needed, left = self.pages.num_wanted(num_pages), self.pages.num_left
         if not needed or needed + spare <= left:
             return ""
@@ -50,21 +70,24 @@ class WindowTables:
         """Close the table of a load: what the prefix cache has of it stays there."""
         self.pages.close(request.id)
 
-    def forget_saved(self, full_pages: PageArray) -> None:
-        """Mark the pages beside these, which are new in the prefix cache, as unsaved."""
-        self._is_saved[full_pages] = False
+    def _cached(self, cached: CachedPages) -> None:
+        """Mark the pages beside those that are new in the prefix cache as unsaved."""
+        self._is_saved[cached.pages[cached.num_known :]] = False
 
-    def begin_save(self, save_id: int, full_pages: PageArray, ends: Iterable[int]) -> list[tuple[int, int]]:
-        """Let the pages stay that a hit needs at some ends of a locked path, as far as they are there and unsaved.
+    def begin_save(self, save_id: int, full_pages: PageArray, first: int, prompt: int) -> list[tuple[int, int]]:
+        """Let the pages stay that hits need at three ends of a locked path, as far as they are there and unsaved.
+
+        Args:
+            first: pages before the new ones. prompt: pages of the prompt; it counts if it ends among the new ones.
 
         Returns:
             For each the number of its full page, and its id.
         """
         found: list[tuple[int, int]] = []
-        for end in sorted(set(ends)):
+        for end in sorted({first, min(max(first, prompt), len(full_pages)), len(full_pages)}):
             depth = self.pages.num_reached(full_pages[:end])
-            first = self.pages.first_reached(depth * self.pages.page_size)
-            numbers = first + np.flatnonzero(~self._is_saved[full_pages[first:depth]])
+            begin = self.pages.first_reached(depth * self.pages.page_size)
+            numbers = begin + np.flatnonzero(~self._is_saved[full_pages[begin:depth]])
             if len(numbers) and self._open(save_id, full_pages[:depth], full_pages[numbers]):
                 found += [(int(number), int(self.pages.beside[full_pages[number]])) for number in numbers]
         return found

@@ -30,7 +30,7 @@ from tokenmill.engine.transfer.session_file import SessionForm
 from tokenmill.engine.transfer.sessions import SessionFiles, SlotActions
 from tokenmill.engine.transfer.slot_file import SlotFile
 from tokenmill.engine.transfer.slot_format import VERSION, SlotFormat
-from tokenmill.engine.transfer.slot_table import SharedTable, SlotTable
+from tokenmill.engine.transfer.slot_table import PrefixTables, SharedTable, SlotTable
 from tokenmill.engine.transfer.slots import SlotMemory
 from tokenmill.engine.transfer.state import TransferState
 from tokenmill.engine.transfer.tier import Tier
@@ -109,17 +109,9 @@ def connect(
         raise InvalidConfig("--kv-host-size is for GPUs: on a CPU all KV is in the host's memory; see --num-pages")
     movers = _movers(platform, memory, layout, of_others)
     index, _ = config.replica
-    num_pages = memory.size.num_pages
-    context = SourceContext(
-        movers.pages,
-        config.page_size,
-        num_pages,
-        fingerprint,
-        engine=index,
-        states=movers.states,
-        windows=movers.windows,
-        window=memory.size.window.window if memory.size.window else 0,
-    )
+    num_pages, window = memory.size.num_pages, memory.size.window.window if memory.size.window else 0
+    context = SourceContext(movers.pages, config.page_size, num_pages, fingerprint, engine=index)
+    context = msgspec.structs.replace(context, states=movers.states, windows=movers.windows, window=window)
     sources = [find_source(name)(context) for name in config.kv_source]
     policy, timeouts = config.kv_load_failure_policy, TransferTimeouts()
     remote = parse_kv_transfer_config(config.kv_transfer_config)
@@ -248,7 +240,8 @@ def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
 def _tier(context: SourceContext, tables: Sequence[SlotTable]) -> Tier:
     """Return the tier over the tables of `_parts`."""
     named = dict(zip([kind for kind, _, _ in _parts(context, 0)], tables, strict=True))
-    return Tier(named[""], context.page_size, named.get("-states"), named.get("-windows"), context.window)
+    states, windows = named.get("-states"), named.get("-windows")
+    return Tier(PrefixTables(named[""], context.page_size, states, windows, context.window))
 
 
 def session_files(context: SourceContext, folder: Path) -> SessionFiles:
