@@ -170,7 +170,12 @@ def test_the_start_says_what_becomes_of_pages_behind_windows(folder: Path, tmp_p
     assert built(folder, disable_hybrid_kv_cache_manager=True).ready.kv_windows.endswith(
         "are kept: --disable-hybrid-kv-cache-manager"
     )
-    assert "KV comes from elsewhere" in built(folder, kv_disk=str(tmp_path / "kv")).ready.kv_windows
+    beside_a_disk = built(folder, kv_disk=str(tmp_path / "kv"), kv_disk_size=1 << 24)
+    assert "pages for sliding windows of" in beside_a_disk.ready.kv_windows
+    beside_a_disk.engine.close()
+    talks = built(folder, slot_save_path=str(tmp_path / "talks"))
+    assert talks.ready.kv_windows.endswith("are kept: --slot-save-path keeps whole pages in its files")
+    talks.engine.close()
 
 
 def test_stats_say_what_the_window_group_has(folder: Path, prompts: list[list[int]]) -> None:

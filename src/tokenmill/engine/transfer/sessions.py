@@ -91,7 +91,7 @@ class SessionFiles(Tier):
     def restore(self, session: SavedSession) -> None:
         """Have the pages of a checked file found from now on."""
         with self._lock:
-            for table, slots in zip(self._tables.all, (session.pages, session.states), strict=False):
+            for table, slots in zip(self.tables.all, (session.pages, session.states), strict=False):
                 for slot in slots:
                     table.put(slot)
 

@@ -39,14 +39,14 @@ class Tier:
     """A source that stores pages in slots. Its thread starts with the first order.
 
     Args:
-        tables: where pages are stored, and what belongs to them.
+        tables: where pages are stored, and what belongs to them. The tier's thread uses them too.
     """
 
     stores = True
 
     def __init__(self, tables: PrefixTables) -> None:
         self.name = tables.pages.name
-        self._tables = tables
+        self.tables = tables
         self._page_size = tables.page_size
         self._pages, self._states, self._windows = tables.pages, tables.states, tables.windows
         self._is_closing = False
@@ -84,11 +84,11 @@ class Tier:
         if self._is_catching_up():
             return None
         with self._lock:
-            return Answer(len(self._tables.find(query.cache_key, query.tokens)) * self._page_size)
+            return Answer(len(self.tables.find(query.cache_key, query.tokens)) * self._page_size)
 
     def _is_catching_up(self) -> bool:
         """Return True while the tier's thread reads what other engines have stored, if that does not take long."""
-        if self._behind_since is None and any(table.is_due() for table in self._tables.all):
+        if self._behind_since is None and any(table.is_due() for table in self.tables.all):
             with self._work:
                 self._behind_since = time.monotonic()
                 self._wake()
@@ -129,7 +129,7 @@ class Tier:
     def reset(self) -> None:
         """Forget all stored pages and states."""
         with self._lock:
-            for table in self._tables.all:
+            for table in self.tables.all:
                 table.clear()
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class Tier:
             if self._thread.is_alive():
                 logger.error("KV tier %s abandoned: it hangs", self.name)
                 return
-        for table in self._tables.all:
+        for table in self.tables.all:
             table.rewrite()
             table.store.close()
 
@@ -166,7 +166,7 @@ class Tier:
 
     def _catch_up(self) -> None:
         """Take in what other engines have stored."""
-        news = [table.read_news() for table in self._tables.all]
+        news = [table.read_news() for table in self.tables.all]
         with self._lock:
             for take_in in news:
                 take_in()
@@ -176,8 +176,8 @@ class Tier:
         before, self._current = self._current, load
         try:
             with self._lock:
-                found = self._tables.find(load.cache_key, load.tokens)
-                self._tables.touch([slot.key for slot in found])
+                found = self.tables.find(load.cache_key, load.tokens)
+                self.tables.touch([slot.key for slot in found])
             wanted = found[load.order.first_page :]
             if self._read_pages(load, self._pages, wanted, load.fill_good) and len(wanted) == len(load.order.page_ids):
                 self._read_besides(load, wanted)
@@ -270,7 +270,7 @@ class Tier:
             if not self._write_slot(self._pages, number, key, tokens, partial(save.read, index)):
                 return False
         with self._lock:
-            self._tables.touch([key for key, _ in wanted])
+            self.tables.touch([key for key, _ in wanted])
         return True
 
     def _write_besides(
