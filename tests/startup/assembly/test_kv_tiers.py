@@ -130,7 +130,7 @@ def test_a_prefix_with_windows_is_found_where_its_last_window_is_whole(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     """A window of a page and two tokens reaches two pages. A damaged one is no hit, and the next is a shorter one."""
-    tier = Tier(tmp_path, windows=Memory(), window=PAGE_SIZE + 2)
+    tier = Tier(tmp_path, 16, windows=Memory(), window=PAGE_SIZE + 2)
     windows, tokens, pages = Memory(), tokens_of(rng, 5), [1, 2, 3, 4, 5]
     movers = Movers(tier.memory, windows=windows)
     fill(tier, rng, pages)
