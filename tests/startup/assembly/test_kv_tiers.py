@@ -158,7 +158,7 @@ def test_a_prefix_with_windows_is_found_where_its_last_window_is_whole(
     assert tier.found(tokens[: 4 * PAGE_SIZE]) == 4
     file = next(tmp_path.glob("*-windows-0.pages"))
     content = bytearray(file.read_bytes())
-    content[4096 + 3] ^= 1  # the second that was written: of the last page
+    content[SLOT_BYTES + 3] ^= 1  # the second that was written: of the last page
     file.write_bytes(content)
     assert load(5, [31, 32]) == 0
     assert tier.found(tokens) == 4
