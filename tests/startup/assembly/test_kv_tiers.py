@@ -126,47 +126,6 @@ def test_a_prefix_is_found_as_far_as_it_is_the_same_and_only_by_who_shares_its_k
     stranger.disk.close()
 
 
-def test_a_prefix_with_windows_is_found_where_its_last_window_is_whole(
-    tmp_path: Path, rng: np.random.Generator
-) -> None:
-    """A window of a page and two tokens reaches two pages. A damaged one is no hit, and the next is a shorter one."""
-    tier = Tier(tmp_path, 16, windows=Memory(), window=PAGE_SIZE + 2)
-    windows, tokens, pages = Memory(), tokens_of(rng, 5), [1, 2, 3, 4, 5]
-    movers = Movers(tier.memory, windows=windows)
-    fill(tier, rng, pages)
-    windows.pages[:] = rng.integers(0, 256, windows.pages.shape, dtype=np.uint8)
-
-    def save(beside: list[tuple[int, int]]) -> None:
-        done = threading.Event()
-        tier.disk.save(PageSave(SaveOrder(1, 0, pages, windows=beside), KEY, tokens, movers, done.set))
-        assert done.wait(SECONDS)
-
-    def load(num_pages: int, beside: list[int]) -> int:
-        done = threading.Event()
-        order = LoadOrder(1, "r", "disk", 0, list(range(11, 11 + num_pages)), b"", windows=beside)
-        loading = PageLoad(order, KEY, tokens[: num_pages * PAGE_SIZE], movers, done.set)
-        tier.disk.load(loading)
-        assert done.wait(SECONDS)
-        return loading.num_filled
-
-    save([(3, 21), (4, 22)])
-    assert tier.found(tokens) == 5
-    assert tier.found(tokens[: 4 * PAGE_SIZE]) == 0, "a page before the window of the other end is missing"
-    assert load(5, [31, 32]) == 5
-    assert np.array_equal(windows.pages[[31, 32]], windows.pages[[21, 22]])
-    save([(1, 23), (2, 24)])
-    assert tier.found(tokens[: 4 * PAGE_SIZE]) == 4
-    file = next(tmp_path.glob("*-windows-0.pages"))
-    content = bytearray(file.read_bytes())
-    content[SLOT_BYTES + 3] ^= 1  # the second that was written: of the last page
-    file.write_bytes(content)
-    assert load(5, [31, 32]) == 0
-    assert tier.found(tokens) == 4
-    assert load(4, [33, 34]) == 4
-    assert np.array_equal(windows.pages[[33, 34]], windows.pages[[24, 21]])
-    tier.disk.close()
-
-
 def test_pages_in_the_middle_are_stored_and_loaded_by_their_place(tmp_path: Path, rng: np.random.Generator) -> None:
     tier, tokens = Tier(tmp_path), tokens_of(rng, 4)
     content = fill(tier, rng, [1, 2, 3, 4])
