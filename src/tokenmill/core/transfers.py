@@ -9,6 +9,7 @@ Orders are part of a plan and events are recorded as they come in, so a step log
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tokenmill.core.request import CacheKey, TokenArray
 
@@ -51,6 +52,7 @@ class LoadOrder(msgspec.Struct, frozen=True):
         page_ids: the pages to be filled, in order.
         where: the source's own note of their place; only the source reads it.
         state_slot: to be filled with the recurrent state behind the last page; -1: the model has no states.
+        windows: pages of the window group, to be filled with what belongs to the last ones of these pages, in order.
     """
 
     id: int
@@ -60,6 +62,7 @@ class LoadOrder(msgspec.Struct, frozen=True):
     page_ids: list[int]
     where: bytes
     state_slot: int = -1
+    windows: list[int] | UnsetType = UNSET
 
 
 class SaveOrder(msgspec.Struct, frozen=True):
@@ -69,6 +72,7 @@ class SaveOrder(msgspec.Struct, frozen=True):
         first_page: number of pages of the prefix before them.
         states: recurrent states of the prefix: the number of its pages that one stands behind, and its slot.
         source: the only source that is offered them; "": all that store. where: its own note of an export.
+        windows: pages of the window group: the number of the page of the prefix that one belongs to, and its id.
     """
 
     id: int
@@ -77,6 +81,7 @@ class SaveOrder(msgspec.Struct, frozen=True):
     states: list[tuple[int, int]] = []
     source: str = ""
     where: str = ""
+    windows: list[tuple[int, int]] | UnsetType = UNSET
 
 
 class PlanTransfers(msgspec.Struct, frozen=True):

@@ -44,6 +44,8 @@ REPLICAS = {"replica": (0, 2)}
 SERVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "full attention": ("qwen3", {}, {}),
     "windows": ("qwen3", WINDOW, {}),
+    "Gemma 3": ("gemma3", {"sliding_window": 48}, {}),
+    "gpt-oss": ("gpt_oss", {"sliding_window": 48}, {}),
     "recurrent states": ("lfm2", {}, {}),
     "int8 KV": ("qwen3", {}, {"kv_cache_dtype": "int8"}),
     "int8-int4 KV": ("qwen3", {}, {"kv_cache_dtype": "int8-int4"}),
@@ -60,6 +62,7 @@ SERVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "stages": ("qwen3", {}, {"pipeline_parallel_size": 2}),
     "ranks and int4 KV": ("qwen3", {}, {"tensor_parallel_size": 2, "kv_cache_dtype": "int4"}),
 }
+WINDOWED = ("windows", "Gemma 3", "gpt-oss", "int4 KV and windows")
 STATES = frozenset(name for name in SERVED if "states" in name)
 RANKS = frozenset(name for name in SERVED if "ranks" in name or "stages" in name)
 

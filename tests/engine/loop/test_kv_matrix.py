@@ -17,13 +17,29 @@ from unittest.mock import patch
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.engine.loop.kv_talks import DISK_BYTES, ENGINE, PARAMS, RANKS, SEED, SERVED, STATES, Talk, make_talk
+from tests.engine.loop.kv_talks import (
+    DISK_BYTES,
+    ENGINE,
+    PARAMS,
+    RANKS,
+    SEED,
+    SERVED,
+    STATES,
+    WINDOWED,
+    Talk,
+    make_talk,
+)
+from tests.eventually import eventually
 from tests.model.kernels.native import ISAS
 from tests.serving.server.split_servers import ASKED, transfer_config
 from tests.tiers import some
 from tokenmill import LLM
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.messages import AddRequest
 from tokenmill.core.version import VERSION, versions
+from tokenmill.engine.kv.window_pages import most_window_pages
+from tokenmill.engine.transfer.extension import KVTransfer
+from tokenmill.engine.transfer.tier import Tier
 
 FOUND = 0.95
 Next = dict[str, Any]  # how the next engine is opened and asked
@@ -120,6 +136,52 @@ def test_a_conversation_goes_on(talks: Callable[[str], Talk], served: str, event
         reply, num_cached = talk.say(talk.second, **then)
     assert reply == talk.reply, f"seed {SEED}"
     assert num_cached >= FOUND * (len(talk.second) - 10), "the turns that were there before"
+
+
+@pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
+@pytest.mark.parametrize("served", some(WINDOWED, 2))
+def test_windows_hold_and_store_few_pages_beside_a_disk(
+    talks: Callable[[str], Talk], served: str, tmp_path: Path
+) -> None:
+    """A window of 48 tokens reaches three pages; a text of 1,300 fills 81 and more."""
+    talk, seen = talks(served), []
+    with talk.open(tmp_path / "kv") as engine:
+        assert engine.stats().num_window_pages < engine.stats().num_pages
+        outputs = engine.add(AddRequest(id="one", prompt_token_ids=talk.first, params=PARAMS))
+        while not outputs or outputs[-1].finish_reason is None:
+            if outputs:  # the prompt is committed
+                stats = engine.stats()
+                seen.append((stats.num_window_pages_pinned, stats.num_pages_pinned))
+            outputs += engine.step()
+        talk.stored(engine)
+        transfer = engine.extension(KVTransfer)
+        assert transfer is not None
+        (disk,) = transfer.sources
+        assert isinstance(disk, Tier)
+        eventually(lambda: engine.step() is not None and not transfer.has_waiting)
+        pages, windows = disk.tables.all
+    # Its own, the page that is filled, the next one, and those of one save.
+    most = 2 * most_window_pages(48, 16)
+    assert seen
+    assert all(windowed <= most and full > 80 for windowed, full in seen)
+    assert len(pages) > 80
+    assert 0 < len(windows) <= 3 * 3
+
+
+@pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
+def test_a_prompt_is_found_up_to_where_its_window_is(talks: Callable[[str], Talk], tmp_path: Path) -> None:
+    """At its end, where it begins again; another one that leaves it in the middle is computed."""
+    talk = talks("Gemma 3")
+    talk.say(talk.second, tmp_path)
+    told, num_cached = talk.say(talk.second, tmp_path)
+    assert (told, num_cached) == (talk.reply, (len(talk.second) - 1) // 16 * 16)
+    other = [*talk.second[:800], *reversed(talk.second[800:])]
+    expected, _ = talk.say(other)
+    assert talk.say(other, tmp_path) == (expected, 0), "nothing is there of a window in the middle"
+    assert talk.say(other, tmp_path) == (expected, (len(other) - 1) // 16 * 16)
+    third = [*talk.second[:800], *talk.second[100:300]]
+    expected, _ = talk.say(third)
+    assert talk.say(third, tmp_path)[0] == expected
 
 
 def test_other_numbers_find_nothing(

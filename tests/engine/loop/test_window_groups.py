@@ -154,10 +154,21 @@ def run(engine: Any, prompts: list[list[int]]) -> list[list[int]]:
     return list(tokens.values())
 
 
-def test_a_recorded_schedule_with_windows_is_replayed(folder: Path, prompts: list[list[int]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_a_recorded_schedule_with_windows_is_replayed(
+    folder: Path, prompts: list[list[int]], tmp_path: Path, has_disk: bool
+) -> None:
     log = tmp_path / "steps"
-    engine = built(folder, dtype="float32", page_size=4, num_pages=150, step_log=str(log)).engine
-    run(engine, prompts)
+    flags = {"kv_disk": str(tmp_path / "kv"), "kv_disk_size": 1 << 26} if has_disk else {}
+    if has_disk:  # what the recorded engine loads
+        engine = built(folder, dtype="float32", page_size=4, num_pages=150, **flags).engine
+        first = run(engine, prompts[:4])
+        engine.close()
+    engine = built(folder, dtype="float32", page_size=4, num_pages=150, step_log=str(log), **flags).engine
+    found = run(engine, prompts)
+    if has_disk:
+        assert found[:4] == first
+        assert engine.stats().num_loaded_tokens > 0
     engine.close()
     outcome = replay(log)
     assert outcome.difference is None
@@ -170,7 +181,12 @@ def test_the_start_says_what_becomes_of_pages_behind_windows(folder: Path, tmp_p
     assert built(folder, disable_hybrid_kv_cache_manager=True).ready.kv_windows.endswith(
         "are kept: --disable-hybrid-kv-cache-manager"
     )
-    assert "KV comes from elsewhere" in built(folder, kv_disk=str(tmp_path / "kv")).ready.kv_windows
+    beside_a_disk = built(folder, kv_disk=str(tmp_path / "kv"), kv_disk_size=1 << 24)
+    assert "pages for sliding windows of" in beside_a_disk.ready.kv_windows
+    beside_a_disk.engine.close()
+    talks = built(folder, slot_save_path=str(tmp_path / "talks"))
+    assert talks.ready.kv_windows.endswith("are kept: --slot-save-path keeps whole pages in its files")
+    talks.engine.close()
 
 
 def test_stats_say_what_the_window_group_has(folder: Path, prompts: list[list[int]]) -> None:

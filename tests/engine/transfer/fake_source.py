@@ -18,6 +18,7 @@ from tests.engine.scheduler.harness import Harness, Settings
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.core.transfers import KVQuery, TransferSettings
+from tokenmill.engine.transfer.checksum import find_checksum
 from tokenmill.engine.transfer.connector import KVConnector, TransferTimeouts
 from tokenmill.engine.transfer.orders import Movers, PageLoad, PageSave, write_one_by_one
 from tokenmill.engine.transfer.protocol import Answer, KeptPages
@@ -34,10 +35,11 @@ def _as_written(tokens: TokenArray) -> NDArray[np.int64]:
 
 
 class TokenMover:
-    """Pages of the paged-memory runner, as bytes."""
+    """Pages of the paged-memory runner, as bytes; those of its window group, if `of_windows`."""
 
-    def __init__(self, runner: PagedMemoryRunner) -> None:
-        self._memory = runner.memory
+    def __init__(self, runner: PagedMemoryRunner, of_windows: bool = False) -> None:
+        assert runner.windows is not None or not of_windows
+        self._memory = runner.windows.memory if of_windows and runner.windows else runner.memory
         self.page_bytes = runner.page_size * 8
         self.layout = "tokens"
 
@@ -90,14 +92,25 @@ class FakeSource:
     """A source of KV with the faults of a bad network and a bad peer. `trouble`: how often one happens, 0 to 1."""
 
     def __init__(
-        self, name: str, movers: Movers, page_size: int, generator: random.Random, trouble: float, stores: bool = True
+        self,
+        name: str,
+        movers: Movers,
+        page_size: int,
+        generator: random.Random,
+        trouble: float,
+        stores: bool = True,
+        window: int = 0,
     ) -> None:
         self.name = name
         self.stores = stores
         self.pages: dict[tuple[CacheKey, bytes], bytes] = {}
         self.states: dict[tuple[CacheKey, bytes], bytes] = {}
         self.known: dict[str, None] = {}
-        self.counts = dict.fromkeys(("later", "loaded", "lost", "late", "saved", "kept", "expired", "states"), 0)
+        self.counts = dict.fromkeys(
+            ("later", "loaded", "lost", "late", "saved", "kept", "expired", "states", "windows"), 0
+        )
+        self.windows: dict[tuple[CacheKey, bytes], bytes] = {}
+        self._window = window
         self._mover, self._states = movers.pages, movers.states
         self._page_size = page_size
         self._generator = generator
@@ -117,6 +130,8 @@ class FakeSource:
             self.pages[key, prefix.tobytes()] = page.tobytes()
             if self._states is not None and self._generator.random() < 0.5:
                 self.states[key, prefix.tobytes()] = self._state_of(prefix)
+            if self._window and self._generator.random() < 0.8:
+                self.windows[key, prefix.tobytes()] = page.tobytes()
 
     def _state_of(self, prefix: TokenArray) -> bytes:
         assert self._states is not None
@@ -137,9 +152,7 @@ class FakeSource:
         ends = range(self._page_size, len(query.tokens) + 1, self._page_size)
         num_pages = next((n for n, end in enumerate(ends) if not self._page(query.cache_key, query.tokens, end)), None)
         found = len(ends) if num_pages is None else num_pages
-        while (
-            self._states is not None and found and not self._has_state(query.cache_key, query.tokens, ends[found - 1])
-        ):
+        while found and not self._can_begin(query.cache_key, query.tokens, ends[found - 1]):
             found -= 1
         if self._goes_wrong():
             found = self._generator.randint(0, found + 2)
@@ -149,8 +162,15 @@ class FakeSource:
     def _page(self, key: CacheKey, tokens: TokenArray, end: int) -> bytes | None:
         return self.pages.get((key, tokens[:end].tobytes()))
 
-    def _has_state(self, key: CacheKey, tokens: TokenArray, end: int) -> bool:
-        return (key, tokens[:end].tobytes()) in self.states
+    def _can_begin(self, key: CacheKey, tokens: TokenArray, end: int) -> bool:
+        if self._states is not None and (key, tokens[:end].tobytes()) not in self.states:
+            return False
+        return all((key, tokens[:each].tobytes()) in self.windows for each in self._ends_in_window(end))
+
+    def _ends_in_window(self, end: int) -> range:
+        """Return the ends of the pages that a token at `end` sees in its window."""
+        first = max(0, end - self._window + 1) // self._page_size
+        return range((first + 1) * self._page_size, end + 1 if self._window else 0, self._page_size)
 
     def load(self, load: PageLoad) -> None:
         self._loads.append(load)
@@ -189,6 +209,8 @@ class FakeSource:
         if state is not None and load.order.state_slot >= 0 and not self._goes_wrong():
             load.fill_state(memoryview(state))
             self.counts["states"] += load.has_state
+        if load.order.windows and not self._goes_wrong():
+            self._fill_windows(load, load.order.windows)
         if load.is_over:
             return True
         if load.num_filled == len(load.order.page_ids) or self._goes_wrong():
@@ -208,6 +230,19 @@ class FakeSource:
         assert load.fill(number, memoryview(page)) != was_over, "a load that is over is filled"
         self.counts["late"] += was_over
 
+    def _fill_windows(self, load: PageLoad, windows: list[int]) -> None:
+        """Fill the pages of the window group, up to the first that is missing."""
+        _, checksum = find_checksum()
+        ends = range(self._page_size, len(load.tokens) + 1, self._page_size)[-len(windows) :]
+        for number, end in enumerate(ends):
+            page = self.windows.get((load.cache_key, load.tokens[:end].tobytes()))
+            if page is None or self._goes_wrong():
+                return
+            was_over = load.is_over
+            filled = load.fill_windows(number, memoryview(page), [checksum(memoryview(page))])
+            assert filled != was_over, "a load that is over is filled"
+            self.counts["windows"] += filled
+
     def _go_on_saving(self, save: PageSave) -> bool:
         """A turn's work for a save; True if it needs no more turns."""
         if self._goes_wrong():
@@ -226,6 +261,13 @@ class FakeSource:
                 return True
             assert bytes(state) == self._state_of(prefix), "a state that is saved has seen something else"
             self.states[save.cache_key, prefix.tobytes()] = bytes(state)
+        for number, page in save.order.windows or ():
+            end = (number + 1) * self._page_size
+            if not save.read_window(page, memoryview(data)):
+                return True
+            expected = _as_written(save.tokens[end - self._page_size : end]).tobytes()
+            assert bytes(data) == expected, "a window page that is saved holds something else"
+            self.windows[save.cache_key, save.tokens[:end].tobytes()] = bytes(data)
         self.counts["saved"] += 1
         save.finish(is_saved=not self._goes_wrong())
         return True
@@ -244,6 +286,7 @@ class FakeSource:
     def reset(self) -> None:
         self.pages.clear()
         self.states.clear()
+        self.windows.clear()
 
     def close(self) -> None:
         self._loads, self._saves, self._kept = [], [], {}
@@ -266,10 +309,12 @@ class TransferHarness(Harness):
 
         def connect(harness: Harness) -> KVConnector:
             states = StateMover(harness) if settings.state_slots else None
-            movers = Movers(TokenMover(harness.runner), states)
+            windows = TokenMover(harness.runner, of_windows=True) if settings.window else None
+            movers = Movers(TokenMover(harness.runner), states, windows)
+            window = settings.window.window if settings.window else 0
             self.sources = [
-                FakeSource("peer", movers, settings.page_size, generator, trouble, stores=False),
-                FakeSource("store", movers, settings.page_size, generator, trouble),
+                FakeSource("peer", movers, settings.page_size, generator, trouble, False, window),
+                FakeSource("store", movers, settings.page_size, generator, trouble, True, window),
             ]
             state = harness.scheduler.resource(TransferState)
             return ImpatientDesk(self.sources, state, movers, policy, PATIENCE, lambda: self.turn)  # type: ignore[arg-type]

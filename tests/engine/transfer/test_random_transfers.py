@@ -13,6 +13,7 @@ from tests.engine.scheduler.test_random_traces import SchedulerTrace, prompts
 from tests.engine.transfer.fake_source import TransferHarness
 from tests.tiers import scaled
 from tokenmill.core.request import CacheKey
+from tokenmill.engine.kv.window_pages import WindowSettings, most_window_pages, num_pages_ahead
 
 
 class TransferTrace(SchedulerTrace):
@@ -78,6 +79,48 @@ class StateTransferTrace(TransferTrace):
         self.begin_with_sources(num_pages, page_size, max_num_seqs=max_num_seqs, state_slots=slots, **overrides)
 
 
+class WindowTransferTrace(TransferTrace):
+    """The same for a model with a window group, whose pages are promised to loads, read by saves, and run short."""
+
+    @initialize(
+        num_pages=st.integers(12, 40),
+        page_size=st.sampled_from([1, 2, 4]),
+        window=st.integers(1, 9),
+        num_windows=st.integers(1, 3),
+        num_for_saves=st.integers(0, 10),
+        is_ample=st.sampled_from([False, False, False, True]),
+        max_num_seqs=st.integers(1, 5),
+        budget=st.integers(5, 12),
+        policy=st.sampled_from(["fair", "fcfs", "priority"]),
+        admission=st.sampled_from(["whole-prompt", "optimistic", "reserve"]),
+        depth=st.sampled_from([1, 2, 4]),
+        drafts=st.sampled_from([0, 0, 4]),
+        eos=st.frozensets(st.integers(0, 49), max_size=6),
+        seed=st.integers(0, 2**32),
+        trouble=st.sampled_from([0.0, 0.1, 0.4]),
+        least_copied=st.sampled_from([0, 1, 2]),
+    )
+    def start(  # type: ignore[override]
+        self,
+        num_pages: int,
+        page_size: int,
+        window: int,
+        num_windows: int,
+        num_for_saves: int,
+        is_ample: bool,
+        **overrides: object,
+    ) -> None:
+        self.generator = random.Random(overrides.pop("seed"))  # type: ignore[arg-type]
+        self.trouble = overrides.pop("trouble")
+        self.held: list[str] = []
+        made = Settings(num_pages, page_size, **overrides)  # type: ignore[arg-type]
+        made.max_model_len = min(32, num_pages * page_size)
+        num_window_pages = num_windows * most_window_pages(window, page_size) + num_for_saves
+        num_window_pages += num_pages_ahead(made.depth * made.budget, page_size)
+        made.window = WindowSettings(window, num_pages if is_ample else num_window_pages, num_for_saves)
+        self.harness = self.make_harness(made)  # type: ignore[assignment]
+
+
 SETTINGS = settings(
     max_examples=scaled(30), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
@@ -85,3 +128,5 @@ TestTransferTrace = TransferTrace.TestCase
 TestTransferTrace.settings = SETTINGS
 TestStateTransferTrace = StateTransferTrace.TestCase
 TestStateTransferTrace.settings = SETTINGS
+TestWindowTransferTrace = WindowTransferTrace.TestCase
+TestWindowTransferTrace.settings = SETTINGS

@@ -189,7 +189,7 @@ def test_slots_in_any_order_are_read_together_where_they_lie_together(
     assert second.load(tokens, into) == 9
     assert np.array_equal(second.memory.pages[into], content)
     damaged = int(rng.integers(5))
-    slots = second.disk._find(KEY, tokens)
+    slots = second.disk.tables.find(KEY, tokens)
     with pages_file(tmp_path).with_name(f"{pages_file(tmp_path).name[:-7]}0.pages").open("r+b") as file:
         file.seek(slots[damaged].number * SLOT_BYTES + int(rng.integers(PAGE_BYTES - 8)))
         file.write(rng.bytes(8))

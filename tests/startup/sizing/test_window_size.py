@@ -54,6 +54,15 @@ def test_what_no_row_could_use_is_for_prefixes_in_both_groups() -> None:
     assert most // 2 > asked.window.num_pages > 1000
 
 
+def test_a_save_has_the_pages_of_a_window_for_itself_beside_a_store() -> None:
+    alone, beside = size(num_pages=4 * CONTEXT // 16), size(num_pages=4 * CONTEXT // 16, kv_disk="/kv")
+    assert alone.window is not None
+    assert beside.window is not None
+    most = most_window_pages(PAGE.window, 16)
+    assert (alone.window.num_for_saves, beside.window.num_for_saves) == (0, most)
+    assert beside.window.num_pages == alone.window.num_pages + most
+
+
 @pytest.mark.parametrize("gibibytes", [1, 2, 8, 32])
 def test_no_more_is_taken_than_was_given_and_little_is_left(gibibytes: int) -> None:
     given = gibibytes * 1024 * MIB

@@ -22,7 +22,7 @@ Does not know tokens, nodes or the scheduler.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import msgspec
@@ -33,11 +33,17 @@ from tokenmill.engine.kv.page_pool import RESERVED_PAGES, PagePool
 from tokenmill.engine.kv.radix_node import PageArray
 
 
-class WindowSettings(msgspec.Struct, frozen=True):
-    """A window group. `window`: most tokens that its layers attend to. `num_pages`: without the reserved one."""
+class WindowSettings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A window group.
+
+    Attributes:
+        window: most tokens that its layers attend to. num_pages: without the reserved one.
+        num_for_saves: of these, pages that saves may read while nothing is left to promise.
+    """
 
     window: int
     num_pages: int
+    num_for_saves: int = 0
 
 
 def most_window_pages(window: int, page_size: int) -> int:
@@ -48,6 +54,11 @@ def most_window_pages(window: int, page_size: int) -> int:
     return -(-(window - 1) // page_size) + 2
 
 
+def pages_of_window(num_pages: int, window: int, page_size: int) -> int:
+    """Return how many of `num_pages` pages, the last ones, tokens behind them reach."""
+    return num_pages - max(0, num_pages * page_size - window + 1) // page_size
+
+
 def num_pages_ahead(num_tokens: int, page_size: int) -> int:
     """Return the pages that launched steps of `num_tokens` tokens may need beyond their `most_window_pages`."""
     return num_tokens // page_size
@@ -55,7 +66,7 @@ def num_pages_ahead(num_tokens: int, page_size: int) -> int:
 
 @dataclass(slots=True)
 class WindowTable:
-    """The window pages of one request: numbers `first` to `first + len(pages) - 1`.
+    """The window pages of one request, load or save: numbers `first` to `first + len(pages) - 1`.
 
     Attributes:
         num_sent: pages below this number are in a plan already.
@@ -77,7 +88,7 @@ class WindowPages:
     """Bookkeeping of the window group. Invariant: free + evictable + pinned (in tables) == usable.
 
     Attributes:
-        most_pages: most pages that are promised to one request.
+        most_pages: most pages that are promised to one request. num_for_saves: see `WindowSettings`.
         beside: [num_full_pages] int32, the window page beside a full page of the tree; 0: a hole.
     """
 
@@ -93,7 +104,8 @@ class WindowPages:
         self.is_ample = settings.num_pages >= num_full_pages - RESERVED_PAGES
         self.num_promised = 0
         self.beside = np.zeros(num_full_pages, dtype=np.int32)
-        self._capacity = settings.num_pages - num_pages_ahead(most_ahead, page_size)
+        self.num_for_saves = settings.num_for_saves
+        self._capacity = settings.num_pages - num_pages_ahead(most_ahead, page_size) - self.num_for_saves
         self._full_of: dict[int, int] = {}  # pages in the tree
         self._num_users = [0] * self.pool.num_pages  # tables that have a page
         self._was_found = bytearray(self.pool.num_pages)
@@ -128,6 +140,11 @@ class WindowPages:
                 f"a window needs {wanted} pages of the KV cache; it has {max(0, self._capacity)} for it"
             )
 
+    @property
+    def users(self) -> Set[str]:
+        """Ids under which tables are open."""
+        return self._tables.keys()
+
     def promised_to(self, request_id: str) -> int:
         """Return the number of pages promised to a request; 0 if it has no table."""
         table = self._tables.get(request_id)
@@ -141,29 +158,37 @@ class WindowPages:
 
     def first_reached(self, num_computed: int) -> int:
         """Return the first page that tokens from the page boundary at or before `num_computed` on may reach."""
-        boundary = num_computed // self.page_size * self.page_size
-        return max(0, boundary - self.window + 1) // self.page_size
+        num_pages = num_computed // self.page_size
+        return num_pages - pages_of_window(num_pages, self.window, self.page_size)
 
-    def reach(self, full_pages: PageArray) -> int:
-        """Return how many pages of a path in the tree are a hit here too; the pages that this needs count as used."""
+    def num_reached(self, full_pages: PageArray) -> int:
+        """Return how many pages of a path in the tree are a hit here too."""
         beside, numbers = self.beside[full_pages], np.arange(1, len(full_pages) + 1)
         # At boundary n the pages from first[n - 1] on must be there: the last hole lies before them.
         last_hole = np.maximum.accumulate(np.where(beside == 0, numbers, 0))
         first = np.maximum(0, numbers * self.page_size - self.window + 1) // self.page_size
         hits = np.flatnonzero(last_hole <= first)
-        if not len(hits):
-            return 0
-        num_pages = int(hits[-1]) + 1
-        for page in beside[int(first[num_pages - 1]) : num_pages].tolist():
+        return int(hits[-1]) + 1 if len(hits) else 0
+
+    def reach(self, full_pages: PageArray) -> int:
+        """Do `num_reached`; the pages that this needs count as used."""
+        num_pages = self.num_reached(full_pages)
+        for page in self.beside[full_pages[self.first_reached(num_pages * self.page_size) : num_pages]].tolist():
             if not self._num_users[page]:
                 self._behind.pop(page, None)
                 self._kept[page] = None
                 self._kept.move_to_end(page)
         return num_pages
 
-    def open(self, request_id: str, matched: PageArray, num_full_pages: int) -> None:
-        """Give a request a table that begins with the matched pages it needs; see `reach`."""
-        first = self.first_reached(len(matched) * self.page_size)
+    def open(
+        self, request_id: str, matched: PageArray, num_full_pages: int, start: int | None = None, is_hit: bool = True
+    ) -> None:
+        """Give a request a table that begins with the matched pages it needs; see `reach`.
+
+        Args:
+            start: tokens behind which it begins; None: the matched ones. is_hit: the pages count as found.
+        """
+        first = self.first_reached(len(matched) * self.page_size if start is None else start)
         pages = self.beside[matched[first:]].tolist()
         for page in pages:
             assert page, "a hit with a hole in its window"
@@ -171,7 +196,7 @@ class WindowPages:
                 self._behind.pop(page, None)
                 self._kept.pop(page, None)
             self._num_users[page] += 1
-            self._was_found[page] = 1
+            self._was_found[page] |= is_hit
         self._tables[request_id] = WindowTable(first, pages, first, 0)
         self.promise(request_id, num_full_pages)
 
@@ -282,7 +307,7 @@ class WindowPages:
         in_use = {page for page, count in enumerate(users) if count}
         assert len(in_use) == self.num_pinned, "window page counts are off: free + evictable + pinned == usable"
         assert {page: full for full, page in enumerate(self.beside.tolist()) if page} == self._full_of
-        assert ends.keys() == self._tables.keys(), "a window table without a request, or the other way round"
+        assert ends.keys() <= self._tables.keys(), "a request without a window table"
         for request_id, (num_computed, num_full_pages) in ends.items():
             table = self._tables[request_id]
             assert table.first <= self.first_reached(num_computed), "a window page is gone that may still be read"

@@ -154,14 +154,14 @@ class LogHeader(msgspec.Struct, kw_only=True):
         num_pages = self.num_pages + RESERVED_PAGES
         kv = KVManager(PagePool(num_pages), cache, self.page_size) if self.keeps_kv else NoKV(self.page_size)
         standard = standard_resources(self.scheduler, kv, self.window, self.depth)
-        if self.transfers is not None:
-            from tokenmill.engine.transfer.state import TransferState
-
-            standard.append(TransferState(kv, self.transfers, standard))
         if self.least_copied:
             from tokenmill.engine.transfer.page_copies import PageCopies
 
             standard.append(PageCopies(kv, self.least_copied, standard))
+        if self.transfers is not None:
+            from tokenmill.engine.transfer.state import TransferState
+
+            standard.append(TransferState(kv, self.transfers, standard))
         make = find_scheduler(self.scheduler.scheduler_cls)
         return make(self.scheduler, kv, (*standard, *resources), () if drafter is None else (drafter,))
 

@@ -11,6 +11,7 @@ from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.core.request import FinishReason
 from tokenmill.engine.scheduler.scheduler import EngineScheduler
 from tokenmill.engine.transfer.connector import KVConnector
+from tokenmill.engine.transfer.protocol import KVSource
 
 
 class Launcher(Protocol):
@@ -32,6 +33,11 @@ class KVTransfer(EngineExtension):
     def __init__(self, scheduler: EngineScheduler, connector: KVConnector) -> None:
         self._scheduler = scheduler
         self._connector = connector
+
+    @property
+    def sources(self) -> tuple[KVSource, ...]:
+        """The sources, in the order in which they are asked."""
+        return self._connector.sources
 
     @property
     def has_waiting(self) -> bool:

@@ -56,10 +56,17 @@ def write_one_by_one(mover: PageMover, pages: Sequence[int], data: memoryview, c
 
 
 class Movers(msgspec.Struct, frozen=True):
-    """The movers of an engine: of its pages, and of its recurrent states, slot by slot, if the model has any."""
+    """The movers of an engine.
+
+    Attributes:
+        pages: of its pages, without those of the window group.
+        states: of its recurrent states, slot by slot; None: the model has none.
+        windows: of the pages of the window group; None: there is no such group.
+    """
 
     pages: PageMover
     states: PageMover | None = None
+    windows: PageMover | None = None
 
 
 class _Order:
@@ -70,6 +77,7 @@ class _Order:
         self.tokens = tokens
         self._mover = movers.pages
         self._states = movers.states
+        self._windows = movers.windows
         self._told = told
         self._lock = threading.Lock()
         self._is_over = False
@@ -102,6 +110,7 @@ class PageLoad(_Order):
         self.order = order
         self.has_state = False
         self._is_filled = bytearray(len(order.page_ids))
+        self._num_windows = 0
 
     def fill(self, number: int, data: memoryview) -> bool:
         """Fill the page of this number with verified bytes; return False if the load is over."""
@@ -139,6 +148,16 @@ class PageLoad(_Order):
                 self._states.write(self.order.state_slot, data)
                 self.has_state = True
 
+    def fill_windows(self, first: int, data: memoryview, checksums: Sequence[int]) -> int:
+        """Do `fill_good` for the pages of the window group that the order asks for; they come in their order."""
+        with self._lock:
+            if self._is_over or self._windows is None or not self.order.windows:
+                return 0
+            pages = self.order.windows[first : first + len(checksums)]
+            num_good = self._windows.write_good(pages, data, checksums)
+            self._num_windows = first + num_good
+            return num_good
+
     def finish(self) -> None:
         """End the load: no more pages come. A second call changes nothing."""
         if not self.cancel():
@@ -146,8 +165,13 @@ class PageLoad(_Order):
 
     @property
     def num_filled(self) -> int:
-        """Number of filled pages before the first that is missing."""
+        """Number of filled pages before the first that is missing.
+
+        Pages of a window group belong to the last ones: where one of either is missing, no request could begin there.
+        """
         missing = self._is_filled.find(0)
+        if self.order.windows and (missing >= 0 or self._num_windows < len(self.order.windows)):
+            return 0
         return len(self._is_filled) if missing < 0 else missing
 
 
@@ -177,10 +201,17 @@ class PageSave(_Order):
 
     def read_state(self, slot: int, data: memoryview) -> bool:
         """Copy a state of the order to `data`; return False if the save is over."""
+        return self._read_from(self._states, slot, data)
+
+    def read_window(self, page: int, data: memoryview) -> bool:
+        """Copy a page of the window group to `data`; return False if the save is over."""
+        return self._read_from(self._windows, page, data)
+
+    def _read_from(self, mover: PageMover | None, place: int, data: memoryview) -> bool:
         with self._lock:
-            if self._is_over or self._states is None:
+            if self._is_over or mover is None:
                 return False
-            self._states.read(slot, data)
+            mover.read(place, data)
             return True
 
     def finish(self, is_saved: bool = True) -> None:

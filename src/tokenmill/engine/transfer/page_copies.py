@@ -11,7 +11,7 @@ bits are those of a request that computed them.
 
 A page that is read stays in the tree until the step is committed: a source of KV could fill it beside the steps. Where
 the request's own pages were short of just that page, it is among them, and nobody else can have it. A page of the
-window group, which no source fills, may go at once: steps run in order, so a later one writes it after it was read.
+window group may go at once: steps run in order, so a later one writes it after it was read; no load begins meanwhile.
 Does not know the memory of pages: `CopiedPages` carries the copies out, in the order of the plan.
 """
 
@@ -73,6 +73,11 @@ class PageCopies(Resource):
         self._windows = next((one.pages for one in others if isinstance(one, Windows)), None)
         self._ordered: dict[str, PageCopy] = {}  # by request, for the next plan
         self._read: list[PageCopy] = []  # by steps in flight
+
+    @property
+    def reads_windows(self) -> bool:
+        """True while steps read pages of the window group that may be another's by now."""
+        return self._windows is not None and bool(self._ordered or self._read)
 
     def shorten(self, request: Request, match: PrefixMatch, step: int) -> PrefixMatch:
         """Return the match with as much of the next page as a cached page begins with."""

@@ -35,6 +35,7 @@ class SourceContext(msgspec.Struct, frozen=True):
         role: kv_producer, kv_consumer or kv_both; a producer is asked to load nothing, a consumer to store nothing.
         engine: the index of the engine, where there are several.
         states: moves recurrent states, slot by slot; None: the model has none.
+        windows: moves pages of the window group; None: there is no such group. window: most tokens that it serves.
     """
 
     mover: PageMover
@@ -45,6 +46,8 @@ class SourceContext(msgspec.Struct, frozen=True):
     engine: int = 0
     states: PageMover | None = None
     role: str = "kv_both"
+    windows: PageMover | None = None
+    window: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ from tokenmill.engine.transfer.orders import PageSave
 from tokenmill.engine.transfer.page_keys import page_keys
 from tokenmill.engine.transfer.session_file import Content, SavedSession, SessionForm
 from tokenmill.engine.transfer.slot_format import SlotFormat, read_elsewhere
-from tokenmill.engine.transfer.slot_table import SlotTable
+from tokenmill.engine.transfer.slot_table import PrefixTables, SlotTable
 from tokenmill.engine.transfer.slots import NeighbourSlot, Slot
 from tokenmill.engine.transfer.tier import Tier
 
@@ -82,8 +82,8 @@ class SessionFiles(Tier):
     def __init__(
         self, form: SessionForm, page_size: int, on_saved: Callable[[str, SlotSeen], None] | None = None
     ) -> None:
-        tables = [SlotTable(NAME, FileSlots(one)) for one in (form.pages, form.states) if one is not None]
-        super().__init__(tables[0], page_size, *tables[1:])
+        states = None if form.states is None else SlotTable(NAME, FileSlots(form.states))
+        super().__init__(PrefixTables(SlotTable(NAME, FileSlots(form.pages)), page_size, states))
         self.form = form
         self.on_saved: Callable[[str, SlotSeen], None] | None = None
         self.wanted: dict[str, list[int]] = {}
@@ -91,7 +91,7 @@ class SessionFiles(Tier):
     def restore(self, session: SavedSession) -> None:
         """Have the pages of a checked file found from now on."""
         with self._lock:
-            for table, slots in zip(self._tables(), (session.pages, session.states), strict=False):
+            for table, slots in zip(self.tables.all, (session.pages, session.states), strict=False):
                 for slot in slots:
                     table.put(slot)
 

@@ -2,6 +2,8 @@
 
 `SharedTable`: find what other engines of the machine have stored beside it, too.
 
+`PrefixTables`: find how much of a prefix is there, with all that a request needs to begin behind it.
+
 They know neither threads nor orders: their owner holds a lock where several threads call them.
 """
 
@@ -13,7 +15,12 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import cast
 
+import msgspec
+
+from tokenmill.core.request import CacheKey, TokenArray
+from tokenmill.engine.kv.window_pages import pages_of_window
 from tokenmill.engine.transfer.neighbour_files import NeighbourFiles
+from tokenmill.engine.transfer.page_keys import page_keys
 from tokenmill.engine.transfer.slot_file import SlotFile
 from tokenmill.engine.transfer.slot_format import read_elsewhere
 from tokenmill.engine.transfer.slots import NeighbourSlot, Slot, SlotStore
@@ -211,3 +218,46 @@ class SharedTable(SlotTable):
     def read_news(self) -> Callable[[], None]:
         """Read what other engines have stored, and return what takes it in."""
         return partial(self._others.put, self._others.read_news())
+
+
+class PrefixTables(msgspec.Struct, frozen=True):
+    """The tables of a tier: of pages, and of what belongs to them, by the same keys.
+
+    Attributes:
+        states: of recurrent states, by the page that one stands behind; None: the model has none.
+        windows: of pages of the window group, by their full pages; None: there is no such group.
+        window: most tokens that the group serves.
+    """
+
+    pages: SlotTable
+    page_size: int
+    states: SlotTable | None = None
+    windows: SlotTable | None = None
+    window: int = 0
+
+    @property
+    def all(self) -> list[SlotTable]:
+        """All tables that there are."""
+        return [self.pages, *(table for table in (self.states, self.windows) if table is not None)]
+
+    def find(self, key: CacheKey, tokens: TokenArray) -> list[Slot]:
+        """Return the slots of the longest prefix that is there, and behind which a request can begin."""
+        found: list[Slot] = []
+        num_usable = num_in_row = 0
+        for page_key, page_tokens in page_keys(key, tokens, self.page_size):
+            slot = self.pages.find(page_key, page_tokens)
+            if slot is None:
+                break
+            found.append(slot)
+            if self.windows is not None:
+                num_in_row = num_in_row + 1 if self.windows.find(page_key, page_tokens) is not None else 0
+                if num_in_row < pages_of_window(len(found), self.window, self.page_size):
+                    continue
+            if self.states is None or self.states.find(page_key, page_tokens) is not None:
+                num_usable = len(found)
+        return found[:num_usable]
+
+    def touch(self, prefix: list[bytes]) -> None:
+        """Mark a prefix as used: the last pages first, so that the first ones are dropped last."""
+        for table in self.all:
+            table.touch(reversed(prefix))

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from tokenmill.core.plan import StepPlan
 from tokenmill.core.request import CacheKey, FinishReason, Request, RequestStatus, TokenArray
@@ -36,6 +37,7 @@ from tokenmill.engine.kv.radix_tree import PrefixMatch
 from tokenmill.engine.scheduler.resources.resource import Resource
 from tokenmill.engine.scheduler.resources.state_slots import StateSlots
 from tokenmill.engine.scheduler.resources.transfers import Transfers
+from tokenmill.engine.transfer.window_tables import WindowTables
 
 # While this part of all pages is pinned for saving, no more is offered, but what sessions would lose else.
 SAVING_SHARE = 1 / 4
@@ -83,7 +85,7 @@ class TransferState(Transfers):
 
     Args:
         resources: of the scheduler. Recurrent states, if it has any, are saved with their pages, and a prefix is
-            loaded up to one.
+            loaded up to one; so are pages of a window group.
 
     Attributes:
         loads: loads that are not over, by id.
@@ -92,7 +94,7 @@ class TransferState(Transfers):
         on_ended: called with each request that ends.
     """
 
-    def __init__(self, kv: KVManager, settings: TransferSettings, resources: Iterable[Resource] = ()) -> None:
+    def __init__(self, kv: KVManager, settings: TransferSettings, resources: Sequence[Resource] = ()) -> None:
         assert kv.shares_prefixes, "what is loaded is found in the prefix cache"
         self.loads: dict[int, Load] = {}
         self.pins: dict[int, Pin] = {}
@@ -103,6 +105,7 @@ class TransferState(Transfers):
         self.num_stored_tokens = 0
         self._kv = kv
         self._states = next((one for one in resources if isinstance(one, StateSlots)), None)
+        self._windows = WindowTables.over(kv, resources)
         self._settings = settings
         self._queries: list[KVQuery] = []
         self._asked: dict[str, Request] = {}
@@ -145,6 +148,7 @@ class TransferState(Transfers):
         tokens = self._kv.matchable(request)
         pages = self._kv.cache.peek(request.cache_key, tokens)
         num_local = len(pages) if self._states is None else self._states.num_begun_by(pages.tolist())
+        num_local = num_local if self._windows is None else self._windows.pages.num_reached(pages)
         self._queries.append(KVQuery(request.id, request.cache_key, tokens, num_local * self._kv.page_size))
         self._asked[request.id] = request
         request.move_to(RequestStatus.WAITING_FOR_REMOTE_KV)
@@ -157,26 +161,27 @@ class TransferState(Transfers):
             self._ask(request)
             return request.wait_reason
         end = min(found.num_tokens, len(self._kv.matchable(request))) // self._kv.page_size * self._kv.page_size
-        if end <= match.num_tokens or (self._states is not None and end < found.num_tokens):
+        is_whole = self._states is None and self._windows is None  # else nobody can begin before the end
+        if end <= match.num_tokens or (not is_whole and end < found.num_tokens):
             return ""
-        if len(self.loads) >= num_free_rows:
-            return "waiting to load KV: requests that do have claimed all free rows"
+        reason = "" if self._windows is None else self._windows.reason_to_wait(end // self.page_size, spare)
+        if reason or len(self.loads) >= num_free_rows:
+            return reason or "waiting to load KV: requests that do have claimed all free rows"
         if not self._kv.acquire(request, match, end, step, spare):
             return f"needs {self._kv.num_pages_for(end - match.num_tokens)} pages to load KV into"
-        slot = -1
-        if self._states is not None:
-            state = self._states.begin_load()
-            if state is None:  # it does without
-                self._kv.release(request, step)
-                return ""
-            slot = state
-        self._load(request, found, len(match.pages), slot)
+        slot = -1 if self._states is None else self._states.begin_load()
+        if slot is None:  # it does without
+            self._kv.release(request, step)
+            return ""
+        self._load(request, found, match, slot)
         return request.wait_reason
 
-    def _load(self, request: Request, found: Found, first_page: int, state_slot: int) -> None:
-        pages = self._kv.pages(request)[first_page:]
+    def _load(self, request: Request, found: Found, match: PrefixMatch, state_slot: int) -> None:
+        first_page, held = len(match.pages), self._kv.pages(request)
+        pages = held[first_page:]
+        windows = UNSET if self._windows is None else self._windows.begin_load(request, match, len(held))
         self._last_id += 1
-        order = LoadOrder(self._last_id, request.id, found.source, first_page, list(pages), found.where, state_slot)
+        order = LoadOrder(self._last_id, request.id, found.source, first_page, pages, found.where, state_slot, windows)
         self.loads[order.id] = Load(order, request)
         self._orders.loads.append(order)
         # Once: whatever becomes of it, the next turn of the request is its own.
@@ -213,7 +218,8 @@ class TransferState(Transfers):
             return
         if not request.is_resumable and self.num_saving_pages >= SAVING_SHARE * self._kv.pool.num_usable:
             return
-        if self._order_save(node, request.cache_key, request.token_ids, pages):
+        prompt = (request.num_prompt_tokens - 1) // self._kv.page_size
+        if self._order_save(node, request.cache_key, request.token_ids, pages, prompt):
             self._num_new.pop(request.id, None)
 
     def save_rest(self) -> None:
@@ -227,8 +233,10 @@ class TransferState(Transfers):
             assert key is not None, "a path begins at a root"
             self._order_save(node, key, np.concatenate([part.tokens for part in path]), node.path_pages())
 
-    def _order_save(self, node: RadixNode, key: CacheKey, tokens: TokenArray, pages: PageArray) -> bool:
-        """Order a save of what was not offered of a path; return False if all of it was."""
+    def _order_save(
+        self, node: RadixNode, key: CacheKey, tokens: TokenArray, pages: PageArray, prompt: int = 0
+    ) -> bool:
+        """Order a save of what was not offered of a path; return False if all was. `prompt`: pages of the prompt."""
         unsaved = np.flatnonzero(~self._is_saved[pages])
         first = int(unsaved[0]) if len(unsaved) else len(pages)
         states = [] if self._states is None else self._states.pin_unsaved(pages.tolist())
@@ -237,7 +245,8 @@ class TransferState(Transfers):
         self._is_saved[pages[first:]] = True
         self.num_saving_pages += len(pages) - first
         pin_id = self._pin(key, tokens, node, pages, len(pages) - first, states)
-        self._orders.saves.append(SaveOrder(pin_id, first, pages[first:].tolist(), states))
+        windows = UNSET if self._windows is None else self._windows.begin_save(pin_id, pages, first, prompt)
+        self._orders.saves.append(SaveOrder(pin_id, first, pages[first:].tolist(), states, windows=windows))
         return True
 
     def _export(self, export: Export, step: int) -> None:
@@ -259,8 +268,9 @@ class TransferState(Transfers):
         if found is not None and found.kept_for and request.finish_reason in _BY_ITSELF:
             node = self._kv.node(request)
             whose = (found.kept_for, request.id)
-            pages = node.path_pages()
-            self.kept[request.id] = self._pin(request.cache_key, request.token_ids, node, pages, whose=whose)
+            self.kept[request.id] = self._pin(
+                request.cache_key, request.token_ids, node, node.path_pages(), whose=whose
+            )
 
     def _pin(
         self,
@@ -331,6 +341,8 @@ class TransferState(Transfers):
             self._kv.cache_full_pages(request, num_tokens, step)
             if order.source in self._settings.stores:
                 self._is_saved[order.page_ids[: (num_tokens - first) // self._kv.page_size]] = True
+        if self._windows is not None:
+            self._windows.end_load(request)
         if self._states is not None:
             is_whole = loaded.has_state and num_tokens == first + len(order.page_ids) * self._kv.page_size
             page = self._kv.cached_page(request, num_tokens) if is_whole else None
@@ -347,6 +359,8 @@ class TransferState(Transfers):
         for page in pin.states:
             assert self._states is not None, "states are pinned, and there are none"
             self._states.unpin(page, None if pin.is_export else is_saved)
+        if self._windows is not None:
+            self._windows.end_save(pin_id, is_saved)
         self._kv.cache.unlock(pin.node, step)
         if pin.kept_of:
             del self.kept[pin.kept_of]
@@ -363,12 +377,19 @@ class TransferState(Transfers):
 
     def check_invariants(self, owners: Sequence[Request], plans: Sequence[StepPlan]) -> None:
         """Raise AssertionError if a load, a save or a pin is lost. For tests."""
-        for load in self.loads.values():
-            held = self._kv.pages(load.request)
-            assert held[load.order.first_page :] == load.order.page_ids, "a load fills other pages than its request has"
-            assert load.request.awaits_kv or load.request.is_finished, "a request went on while it loads"
-        for pin in self.pins.values():
-            assert pin.node.locks > 0, "pages that are read are not locked"
-            assert pin.pages.tolist() == pin.node.path_pages().tolist(), "pages that are read have moved"
-        assert self.num_saving_pages == sum(pin.num_saving for pin in self.pins.values()), "a save is lost"
-        assert set(self.kept.values()) == {i for i, pin in self.pins.items() if pin.kept_of}, "a pin is lost"
+        _check(self, self._kv)
+        if self._windows is not None:
+            self._windows.check_invariants(one.id for one in (*owners, *(load.request for load in self.loads.values())))
+
+
+def _check(transfers: TransferState, kv: KVManager) -> None:
+    for load in transfers.loads.values():
+        held = kv.pages(load.request)
+        assert held[load.order.first_page :] == load.order.page_ids, "a load fills other pages than its request has"
+        assert load.request.awaits_kv or load.request.is_finished, "a request went on while it loads"
+    pins = transfers.pins
+    for pin in pins.values():
+        assert pin.node.locks > 0, "pages that are read are not locked"
+        assert pin.pages.tolist() == pin.node.path_pages().tolist(), "pages that are read have moved"
+    assert transfers.num_saving_pages == sum(pin.num_saving for pin in pins.values()), "a save is lost"
+    assert set(transfers.kept.values()) == {i for i, pin in pins.items() if pin.kept_of}, "a pin is lost"

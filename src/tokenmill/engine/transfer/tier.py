@@ -6,7 +6,8 @@ a prefix before those at its beginning. A page is written as soon as it is offer
 process evicts nothing.
 
 A recurrent state is kept by the key of the page that it stands behind, in slots of its own. A model that has states can
-begin only behind one, so of a prefix as much is found as lies before the last of them.
+begin only behind one, so of a prefix as much is found as lies before the last of them. A page of a window group is kept
+by the key of its full page, in slots of its own too; a prefix is found up to where its last window is whole.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.core.transfers import KVQuery
 from tokenmill.engine.transfer.orders import PageLoad, PageSave
 from tokenmill.engine.transfer.page_keys import page_keys
 from tokenmill.engine.transfer.protocol import Answer, KeptPages
-from tokenmill.engine.transfer.slot_table import SlotTable
+from tokenmill.engine.transfer.slot_table import PrefixTables, SlotTable
 from tokenmill.engine.transfer.slots import Slot
 
 logger = logging.getLogger(__name__)
@@ -39,16 +39,16 @@ class Tier:
     """A source that stores pages in slots. Its thread starts with the first order.
 
     Args:
-        pages: where pages are stored. states: where recurrent states are; None: the model has none.
+        tables: where pages are stored, and what belongs to them. The tier's thread uses them too.
     """
 
     stores = True
 
-    def __init__(self, pages: SlotTable, page_size: int, states: SlotTable | None = None) -> None:
-        self.name = pages.name
-        self._page_size = page_size
-        self._pages = pages
-        self._states = states
+    def __init__(self, tables: PrefixTables) -> None:
+        self.name = tables.pages.name
+        self.tables = tables
+        self._page_size = tables.page_size
+        self._pages, self._states, self._windows = tables.pages, tables.states, tables.windows
         self._is_closing = False
         self._behind_since: float | None = None  # other engines have stored what is being read
         self._lock = threading.Lock()  # of the tables, and of what is next
@@ -84,28 +84,15 @@ class Tier:
         if self._is_catching_up():
             return None
         with self._lock:
-            return Answer(len(self._find(query.cache_key, query.tokens)) * self._page_size)
+            return Answer(len(self.tables.find(query.cache_key, query.tokens)) * self._page_size)
 
     def _is_catching_up(self) -> bool:
         """Return True while the tier's thread reads what other engines have stored, if that does not take long."""
-        if self._behind_since is None and any(table.is_due() for table in self._tables()):
+        if self._behind_since is None and any(table.is_due() for table in self.tables.all):
             with self._work:
                 self._behind_since = time.monotonic()
                 self._wake()
         return self._behind_since is not None and time.monotonic() - self._behind_since < CATCH_UP_SECONDS
-
-    def _find(self, key: CacheKey, tokens: TokenArray) -> list[Slot]:
-        """Return the slots of the longest prefix that is there, and behind which a request can begin."""
-        found: list[Slot] = []
-        num_usable = 0
-        for page_key, page_tokens in page_keys(key, tokens, self._page_size):
-            slot = self._pages.find(page_key, page_tokens)
-            if slot is None:
-                break
-            found.append(slot)
-            if self._states is None or self._states.find(page_key, page_tokens) is not None:
-                num_usable = len(found)
-        return found[:num_usable]
 
     def load(self, load: PageLoad) -> None:
         """Queue a load for the tier's thread."""
@@ -142,7 +129,7 @@ class Tier:
     def reset(self) -> None:
         """Forget all stored pages and states."""
         with self._lock:
-            for table in self._tables():
+            for table in self.tables.all:
                 table.clear()
 
     def close(self) -> None:
@@ -155,12 +142,9 @@ class Tier:
             if self._thread.is_alive():
                 logger.error("KV tier %s abandoned: it hangs", self.name)
                 return
-        for table in self._tables():
+        for table in self.tables.all:
             table.rewrite()
             table.store.close()
-
-    def _tables(self) -> list[SlotTable]:
-        return [self._pages] if self._states is None else [self._pages, self._states]
 
     # --- its own thread ---------------------------------------------------------------------------------------------
 
@@ -182,7 +166,7 @@ class Tier:
 
     def _catch_up(self) -> None:
         """Take in what other engines have stored."""
-        news = [table.read_news() for table in self._tables()]
+        news = [table.read_news() for table in self.tables.all]
         with self._lock:
             for take_in in news:
                 take_in()
@@ -192,36 +176,45 @@ class Tier:
         before, self._current = self._current, load
         try:
             with self._lock:
-                found = self._find(load.cache_key, load.tokens)
-                self._touch([slot.key for slot in found])
-            if self._read_pages(load, found[load.order.first_page :]) and self._states is not None:
-                self._read_state(load, self._states, found[-1])
+                found = self.tables.find(load.cache_key, load.tokens)
+                self.tables.touch([slot.key for slot in found])
+            wanted = found[load.order.first_page :]
+            if self._read_pages(load, self._pages, wanted, load.fill_good) and len(wanted) == len(load.order.page_ids):
+                self._read_besides(load, wanted)
         finally:
             self._current = before
             load.finish()
 
-    def _touch(self, prefix: list[bytes]) -> None:
-        """Mark a prefix as used: the last pages first, so that the first ones are dropped last."""
-        for table in self._tables():
-            table.touch(reversed(prefix))
-
-    def _read_pages(self, load: PageLoad, slots: list[Slot]) -> bool:
-        """Fill the pages of a load from these slots; return True if all that it asks for is there."""
-        number, size = 0, self._pages.store.page_bytes
-        for run in self._pages.runs(slots):
+    def _read_pages(
+        self, load: PageLoad, table: SlotTable, slots: list[Slot], fill: Callable[[int, memoryview, list[int]], int]
+    ) -> bool:
+        """Fill pages of a load from these slots of a table; return True if all of them are whole."""
+        number, size = 0, table.store.page_bytes
+        for run in table.runs(slots):
             try:
-                data = self._pages.read_run(run)
+                data = table.read_run(run)
             except OSError as error:
-                self._pages.give_up(error)
+                table.give_up(error)
                 return False
             checksums = [slot.checksum for slot in run[: len(data) // size]]
-            good = load.fill_good(number, data, checksums) if data else 0
+            good = fill(number, data, checksums) if data else 0
             if good < len(run):
                 if not load.is_over:
-                    self._drop(self._pages, run[good])
+                    self._drop(table, run[good])
                 return False
             number += good
-        return number == len(load.order.page_ids)
+        return True
+
+    def _read_besides(self, load: PageLoad, pages: list[Slot]) -> None:
+        """Fill what belongs to the pages of a load besides them: a state behind the last, pages of the window group."""
+        if self._states is not None:
+            self._read_state(load, self._states, pages[-1])
+        if self._windows is not None and load.order.windows:
+            with self._lock:
+                slots = [self._windows.find(page.key, page.tokens) for page in pages[-len(load.order.windows) :]]
+            whole = [slot for slot in slots if slot is not None]
+            if len(whole) == len(slots):
+                self._read_pages(load, self._windows, whole, load.fill_windows)
 
     def _read_state(self, load: PageLoad, states: SlotTable, behind: Slot) -> None:
         """Fill the state of a load, which stands behind its last page."""
@@ -249,8 +242,11 @@ class Tier:
         is_saved, self._current = False, save
         try:
             is_saved = not self._pages.is_broken and self._write_pages(save)
-            if is_saved and self._states is not None and save.order.states:
-                is_saved = self._write_states(save, self._states)
+            if is_saved and self._states is not None:
+                is_saved = self._write_besides(save, self._states, save.order.states, save.read_state)
+            if is_saved and self._windows is not None:
+                windows = [(number + 1, page) for number, page in save.order.windows or ()]
+                is_saved = self._write_besides(save, self._windows, windows, save.read_window)
         except OSError as error:
             self._pages.give_up(error)
         finally:
@@ -274,26 +270,39 @@ class Tier:
             if not self._write_slot(self._pages, number, key, tokens, partial(save.read, index)):
                 return False
         with self._lock:
-            self._touch([key for key, _ in wanted])
+            self.tables.touch([key for key, _ in wanted])
         return True
 
-    def _write_states(self, save: PageSave, states: SlotTable) -> bool:
-        """Write the states that are missing; return False if the engine has taken them back, or the disk fails."""
-        wanted = list(page_keys(save.cache_key, save.tokens, self._page_size))
-        for num_pages, state in save.order.states:
+    def _write_besides(
+        self,
+        save: PageSave,
+        table: SlotTable,
+        places: Sequence[tuple[int, int]],
+        read: Callable[[int, memoryview], bool],
+    ) -> bool:
+        """Write the states, or pages of the window group, that are missing.
+
+        Args:
+            places: for each the number of pages of the prefix up to it, and where `read` finds it.
+
+        Returns:
+            False if the engine has taken them back, or the disk fails.
+        """
+        wanted = list(page_keys(save.cache_key, save.tokens, self._page_size)) if places else []
+        for num_pages, place in places:
             self._read_waiting()
             key, tokens = wanted[num_pages - 1]
             with self._lock:
-                if states.is_broken or key in states:
+                if table.is_broken or key in table:
                     continue
-                number = states.take()
+                number = table.take()
             assert number is not None, "a store has a slot"
             try:
-                if not self._write_slot(states, number, key, tokens, partial(save.read_state, state)):
+                if not self._write_slot(table, number, key, tokens, partial(read, place)):
                     return False
             except OSError as error:
-                states.give_up(error)
-        return not states.is_broken
+                table.give_up(error)
+        return not table.is_broken
 
     def _read_waiting(self) -> None:
         """Do the waiting loads, which come before the next page of a save."""

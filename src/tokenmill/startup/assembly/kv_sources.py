@@ -30,7 +30,7 @@ from tokenmill.engine.transfer.session_file import SessionForm
 from tokenmill.engine.transfer.sessions import SessionFiles, SlotActions
 from tokenmill.engine.transfer.slot_file import SlotFile
 from tokenmill.engine.transfer.slot_format import VERSION, SlotFormat
-from tokenmill.engine.transfer.slot_table import SharedTable, SlotTable
+from tokenmill.engine.transfer.slot_table import PrefixTables, SharedTable, SlotTable
 from tokenmill.engine.transfer.slots import SlotMemory
 from tokenmill.engine.transfer.state import TransferState
 from tokenmill.engine.transfer.tier import Tier
@@ -109,8 +109,9 @@ def connect(
         raise InvalidConfig("--kv-host-size is for GPUs: on a CPU all KV is in the host's memory; see --num-pages")
     movers = _movers(platform, memory, layout, of_others)
     index, _ = config.replica
-    num_pages = memory.size.num_pages
-    context = SourceContext(movers.pages, config.page_size, num_pages, fingerprint, engine=index, states=movers.states)
+    num_pages, window = memory.size.num_pages, memory.size.window.window if memory.size.window else 0
+    context = SourceContext(movers.pages, config.page_size, num_pages, fingerprint, engine=index)
+    context = msgspec.structs.replace(context, states=movers.states, windows=movers.windows, window=window)
     sources = [find_source(name)(context) for name in config.kv_source]
     policy, timeouts = config.kv_load_failure_policy, TransferTimeouts()
     remote = parse_kv_transfer_config(config.kv_transfer_config)
@@ -135,12 +136,15 @@ def connect(
 
 
 def _movers(platform: Platform, memory: StepMemory, layout: str, of_others: Sequence[Array]) -> Movers:
-    arrays = (*memory.kv_tensors, *of_others)
-    pages = _mover(platform, (*memory.kv_pieces, *of_others), layout_of(arrays, layout))
-    if memory.states is None:
-        return Movers(pages)
-    pieces = memory.states.pieces
-    return Movers(pages, _mover(platform, pieces, layout_of(pieces, "states")))
+    tensors, pieces = memory.full_kv
+    pages = _mover(platform, (*pieces, *of_others), layout_of((*tensors, *of_others), layout))
+    states = windows = None
+    if memory.states is not None:
+        states = _mover(platform, memory.states.pieces, layout_of(memory.states.pieces, "states"))
+    if memory.size.window is not None:
+        tensors, pieces = memory.window_kv
+        windows = _mover(platform, pieces, layout_of(tensors, f"{layout} behind a window"))
+    return Movers(pages, states, windows)
 
 
 def _mover(platform: Platform, pieces: Sequence[Array], layout: str) -> PageMover:
@@ -221,7 +225,7 @@ def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
     Raises:
         InvalidConfig: the folder cannot be used, or `limit` holds no page.
     """
-    shares = [share for _, share in _parts(context, limit)]
+    shares = [share for _, _, share in _parts(context, limit)]
     opened: list[SlotFile] = []
     try:
         for form, share in zip(_forms(context), shares, strict=True):
@@ -230,8 +234,14 @@ def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
         for store in opened:
             store.close()
         raise InvalidConfig(f"--kv-disk {folder}: {error.strerror or error}") from error
-    pages, *states = (SharedTable("disk", file) for file in opened)
-    return Tier(pages, context.page_size, *states)
+    return _tier(context, [SharedTable("disk", file) for file in opened])
+
+
+def _tier(context: SourceContext, tables: Sequence[SlotTable]) -> Tier:
+    """Return the tier over the tables of `_parts`."""
+    named = dict(zip([kind for kind, _, _ in _parts(context, 0)], tables, strict=True))
+    states, windows = named.get("-states"), named.get("-windows")
+    return Tier(PrefixTables(named[""], context.page_size, states, windows, context.window))
 
 
 def session_files(context: SourceContext, folder: Path) -> SessionFiles:
@@ -250,12 +260,11 @@ def session_files(context: SourceContext, folder: Path) -> SessionFiles:
 
 def _forms(context: SourceContext) -> list[SlotFormat]:
     """Return the forms of pages and states in files, named by all that their bits depend on, and by no release."""
-    movers = [context.mover, *filter(None, [context.states])]
-    layouts = "/".join(mover.layout for mover in movers)
+    parts = _parts(context, 0)
+    layouts = "/".join(mover.layout for _, mover, _ in parts)
     whose = f"{VERSION}/{context.fingerprint}/{layouts}/{context.page_size}"
     name = blake2b(whose.encode(), digest_size=8).hexdigest()
-    kinds = zip(movers, ("", "-states"), strict=False)
-    return [SlotFormat(name + kind, mover.page_bytes, context.page_size) for mover, kind in kinds]
+    return [SlotFormat(name + kind, mover.page_bytes, context.page_size) for kind, mover, _ in parts]
 
 
 def host_tier(context: SourceContext, limit: int) -> Tier:
@@ -265,18 +274,24 @@ def host_tier(context: SourceContext, limit: int) -> Tier:
         InvalidConfig: `limit` holds no page.
     """
     parts = _parts(context, limit)
-    for mover, share in parts:
+    for _, mover, share in parts:
         if share < mover.page_bytes:
             raise InvalidConfig(f"--kv-host-size: {share} bytes hold no page or state of {mover.page_bytes}")
-    pages, *states = (SlotTable("host", SlotMemory(mover.page_bytes, share)) for mover, share in parts)
-    return Tier(pages, context.page_size, *states)
+    return _tier(context, [SlotTable("host", SlotMemory(mover.page_bytes, share)) for _, mover, share in parts])
 
 
-def _parts(context: SourceContext, limit: int) -> list[tuple[PageMover, int]]:
-    """Return what a tier stores, and the bytes for each: pages, and as much for states if the model has them."""
-    if context.states is None:
-        return [(context.mover, limit)]
-    return [(context.mover, limit - limit // 2), (context.states, limit // 2)]
+def _parts(context: SourceContext, limit: int) -> list[tuple[str, PageMover, int]]:
+    """Return what a tier stores, by name, with its mover and the bytes for it.
+
+    As much for states as for pages; for pages of the window group what as many of them as of others take.
+    """
+    parts: list[tuple[str, PageMover, int]] = []
+    if context.states is not None:
+        parts.append(("-states", context.states, limit // 2))
+    if context.windows is not None:
+        size = context.windows.page_bytes
+        parts.append(("-windows", context.windows, limit * size // (size + context.mover.page_bytes)))
+    return [("", context.mover, limit - sum(share for _, _, share in parts)), *parts]
 
 
 def _free_share(folder: Path) -> int:

@@ -9,6 +9,7 @@ import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.runner.row_tables import RowTables
+from tokenmill.model.attention.groups import GroupedAttention
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.attention.registry import AttentionChoice
 from tokenmill.model.kernels.states import StateMemory
@@ -21,6 +22,8 @@ from tokenmill.startup.sizing.kv_size import KVSize
 if TYPE_CHECKING:
     from tokenmill.platform.arrays import Array, ArrayLibrary
     from tokenmill.startup.assembly.draft_loading import LoadedDraft
+
+    ArraysAndPieces = tuple[tuple[Array, ...], tuple[Array, ...]]
 
 
 class StepMemory(msgspec.Struct, frozen=True):
@@ -49,6 +52,26 @@ class StepMemory(msgspec.Struct, frozen=True):
     def kv_pieces(self) -> tuple[Array, ...]:
         """The same memory in one piece each, see `KVCache`."""
         return (*self.attention.kv.pieces, *(() if self.draft is None else self.draft.kv.pieces), *self.beside)
+
+    @property
+    def full_kv(self) -> ArraysAndPieces:
+        """The arrays of pages that all requests keep, those of a draft model included, and their pieces."""
+        tensors, pieces = self._of_groups(are_windowed=False)
+        behind = (self.draft.kv.tensors, self.draft.kv.pieces) if self.draft is not None else ((), ())
+        return (*tensors, *behind[0], *self.beside), (*pieces, *behind[1], *self.beside)
+
+    @property
+    def window_kv(self) -> ArraysAndPieces:
+        """The arrays of pages of the window group, and their pieces."""
+        return self._of_groups(are_windowed=True)
+
+    def _of_groups(self, are_windowed: bool) -> ArraysAndPieces:
+        attention = self.attention
+        if not isinstance(attention, GroupedAttention):
+            return ((), ()) if are_windowed else (attention.kv.tensors, attention.kv.pieces)
+        pairs = zip(attention.kv.groups, attention.are_windowed, strict=True)
+        caches = [kv for kv, is_windowed in pairs if is_windowed == are_windowed]
+        return tuple(one for kv in caches for one in kv.tensors), tuple(one for kv in caches for one in kv.pieces)
 
     @property
     def kv_bytes(self) -> int:

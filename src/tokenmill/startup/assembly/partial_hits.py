@@ -10,7 +10,6 @@ import msgspec
 from tokenmill.core.plan import StepPlan
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.runner.executor import Executor
-from tokenmill.model.attention.groups import GroupedAttention
 from tokenmill.model.attention.row_extension import RowExtension, Sent
 from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.memory import StepMemory
@@ -58,13 +57,7 @@ class PartialHits(Capability):
 
     def row_extensions(self, memory: StepMemory) -> Sequence[RowExtension]:
         """Return what copies pages."""
-        attention = memory.attention
-        if not isinstance(attention, GroupedAttention) or not any(attention.are_windowed):
-            return [CopiedPages(memory.kv_pieces)]
-        pieces: tuple[list[Array], list[Array]] = [], []
-        for kv, is_windowed in zip(attention.kv.groups, attention.are_windowed, strict=True):
-            pieces[is_windowed].extend(kv.pieces)
-        return [CopiedPages(*pieces)]
+        return [CopiedPages(memory.full_kv[1], memory.window_kv[1])]
 
     def settle(self, header: LogHeader, memory: StepMemory, executor: Executor) -> LogHeader:
         """Let the scheduler order copies, in replays too."""

@@ -53,7 +53,6 @@ def window_group_obstacle(config: EngineConfig, architecture: Architecture, has_
     """Return why layers with a window have no page group of their own; None: they have one. "": no windows."""
     windows = [attention.window for attention in architecture.attentions]
     widest = max((window for window in windows if window is not None), default=0)
-    transfers = config.has_kv_sources
     obstacles = {
         "": not widest or not architecture.needs_kv,
         "--disable-hybrid-kv-cache-manager": config.disable_hybrid_kv_cache_manager,
@@ -61,7 +60,9 @@ def window_group_obstacle(config: EngineConfig, architecture: Architecture, has_
         "recurrent states are kept beside them": bool(architecture.recurrences),
         "every layer has a window": all(windows),
         "no request is longer than a window": wanted_context(config, architecture.max_position) <= widest,
-        "KV comes from elsewhere or goes there": bool(transfers),
+        "--kv-transfer-config sends whole pages": config.kv_transfer_config is not None,
+        "--kv-source knows whole pages": bool(config.kv_source),
+        "--slot-save-path keeps whole pages in its files": bool(config.slot_save_path),
         "several ranks share the model": config.num_ranks > 1,
         "a draft model has pages beside them": has_draft_model,
     }
@@ -85,13 +86,13 @@ def decide_grouped_size(config: EngineConfig, max_position: int, page: PageBytes
     size, wanted = config.page_size, wanted_context(config, max_position)
     longest, typical = -(-wanted // size), -(-min(wanted, TYPICAL_WINDOWS * page.window) // size)
     most = most_window_pages(page.window, size)
-    ahead = num_pages_ahead(config.num_steps_ahead * config.step_budget, size)
+    ahead = _num_besides(config, page.window)
     least = min(most, longest) + ahead
     if config.num_pages is not None:
         num_rows = min(config.max_num_seqs, -(-config.num_pages // typical))
         found = decide_kv_size(config, max_position, page.full, available_bytes)
         num_windows = num_rows * min(most, typical) + ahead + max(0, config.num_pages - longest * config.max_num_seqs)
-        return _with_windows(found, page, max(num_windows, least))
+        return _with_windows(config, found, page, max(num_windows, least))
 
     share = kv_share(config, available_bytes)
     per_row = typical * page.full + min(most, typical) * page.windowed
@@ -109,14 +110,13 @@ def decide_grouped_size(config: EngineConfig, max_position: int, page: PageBytes
     found = decide_kv_size(parted, max_position, page.full, 0, besides)
     if config.kv_cache_memory_bytes is None:
         found = msgspec.structs.replace(found, num_pages=min(found.num_pages, longest * config.max_num_seqs))
-    return _with_windows(found, page, num_windows)
+    return _with_windows(config, found, page, num_windows)
 
 
 def pages_of_one(config: EngineConfig, num_tokens: int, window: int) -> tuple[int, int]:
     """Return the pages that one request of `num_tokens` needs, launched steps included: full pages, window pages."""
     num_pages = -(-num_tokens // config.page_size)
-    ahead = num_pages_ahead(config.num_steps_ahead * config.step_budget, config.page_size)
-    return num_pages, min(num_pages, most_window_pages(window, config.page_size) + ahead)
+    return num_pages, min(num_pages, most_window_pages(window, config.page_size) + _num_besides(config, window))
 
 
 def least_page_bytes(config: EngineConfig, max_position: int, page: PageBytes) -> int:
@@ -138,5 +138,18 @@ def _full_pages(share: int, page: PageBytes, num_windows: int) -> int:
     return (share - bytes_of(num_windows, page.windowed)) // page.full - RESERVED_PAGES
 
 
-def _with_windows(size: KVSize, page: PageBytes, num_windows: int) -> KVSize:
-    return msgspec.structs.replace(size, window=WindowSettings(page.window, min(num_windows, size.num_pages)))
+def _with_windows(config: EngineConfig, size: KVSize, page: PageBytes, num_windows: int) -> KVSize:
+    num_for_saves = _num_for_saves(config, page.window)
+    window = WindowSettings(page.window, min(num_windows, size.num_pages), num_for_saves)
+    return msgspec.structs.replace(size, window=window)
+
+
+def _num_besides(config: EngineConfig, window: int) -> int:
+    """Return the window pages besides those that requests are promised: for launched steps and for saves."""
+    ahead = num_pages_ahead(config.num_steps_ahead * config.step_budget, config.page_size)
+    return ahead + _num_for_saves(config, window)
+
+
+def _num_for_saves(config: EngineConfig, window: int) -> int:
+    """Return the window pages of one save, if any store takes some: one can go on while all others are promised."""
+    return most_window_pages(window, config.page_size) if config.kv_disk or config.kv_host_size else 0
