@@ -19,7 +19,9 @@ Call = tuple[str, float]
 """A kernel's name and its microseconds."""
 
 ATTENTION = re.compile(r"_attend|join_splits|flash|fmha|BatchDecode|BatchPrefill", re.IGNORECASE)
-PRODUCT = re.compile(r"gemm|gemv|nvjet|cutlass|xmma|splitk|dot_kernel|^_multiply|::(add)?mm$|::_linear_pointwise$", re.IGNORECASE)
+PRODUCT = re.compile(
+    r"gemm|gemv|nvjet|cutlass|xmma|splitk|dot_kernel|^_multiply|::(add)?mm$|::_linear_pointwise$", re.IGNORECASE
+)
 # What adds up the parts of a product that was split.
 PART_OF_PRODUCT = re.compile(r"splitk|reduce", re.IGNORECASE)
 MOST_NAMES = 25
