@@ -12,6 +12,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.serving.server.running_server import start_server
+from tests.tiers import tier
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.replicas.starter import ENGINE_MODULE
 
@@ -24,6 +25,8 @@ WATCH = """addEventListener("securitypolicyviolation", (event) => {
   (globalThis.violations ??= []).push(`${event.violatedDirective} ${event.blockedURI} ${event.sample}`);
 });"""
 PATIENCE_MS = 60_000
+# Times that the nightly tier's browser is slower: what a page does too late shows there.
+SLOWNESS = 6 if tier() == "nightly" else 1
 # A microphone that beeps, and a name of this machine under which a page is no secure one.
 FLAGS = (
     "--use-fake-device-for-media-stream",
@@ -60,6 +63,7 @@ def open_page(browser):
         place.set_default_timeout(PATIENCE_MS)
         place.add_init_script(WATCH)
         page = place.new_page()
+        place.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": SLOWNESS})
         foreign, errors = [], []
         host = urlsplit(url).netloc
         page.on("request", lambda request: is_foreign(request.url, host) and foreign.append(request.url))
