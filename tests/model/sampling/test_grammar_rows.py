@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,19 @@ def new_row(
     return AdmittedRequest(row, f"r{row}", tokens, 2, sampling, stop_ids, 0)
 
 
+@pytest.fixture(autouse=True)
+def wait_for_masks(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let steps wait for masks as long as a thread may take, or so many seconds; no grammar becomes slow by itself."""
+    for name in ("grammar_rows", "row_grammar"):
+        monkeypatch.setattr(f"tokenmill.model.sampling.{name}.SLOW_SECONDS", 60.0)
+
+    def wait(seconds: float) -> None:
+        monkeypatch.setattr("tokenmill.model.sampling.grammar_rows.PATIENCE", seconds)
+
+    wait(60.0)
+    return wait
+
+
 @pytest.fixture
 def template() -> Counting:
     return Counting()
@@ -126,9 +139,12 @@ def test_a_row_follows_its_output_and_forgets_its_former_owner(rows: GrammarRows
     assert rows.step(np.array([1]), np.array([3])) is None
 
 
-def test_a_late_mask_costs_its_own_row_a_token_and_no_other(rows: GrammarRows, template: Counting) -> None:
+def test_a_late_mask_costs_its_own_row_a_token_and_no_other(
+    rows: GrammarRows, template: Counting, wait_for_masks: Callable[[float], None]
+) -> None:
     rows.set([new_row(0, [])])
     assert masks(step(rows, (0, 2))) == {0: {0}}
+    wait_for_masks(0.0)
     template.gate = threading.Event()  # of the copies that are made from now on
     rows.set([new_row(1, [])])
     now = step(rows, (0, 2), (1, 2))
@@ -138,6 +154,7 @@ def test_a_late_mask_costs_its_own_row_a_token_and_no_other(rows: GrammarRows, t
     assert token_ids.tolist() == [0, -1]
     # A step that was launched before that was known goes without too, though the mask is there now.
     template.gate.set()
+    wait_for_masks(60.0)
     ahead = step(rows, (0, 3), (1, 3))
     ahead.ready(HOST)
     token_ids = np.array([1, 33], dtype=np.int32)
@@ -250,7 +267,7 @@ def test_the_end_of_a_complete_output_is_what_its_mask_has_and_the_matcher_is_no
 
 
 def test_a_row_whose_grammar_has_become_slow_goes_back_to_masks_and_is_not_asked_meanwhile(
-    host_rows: GrammarRows, template: Counting
+    host_rows: GrammarRows, template: Counting, wait_for_masks: Callable[[float], None]
 ) -> None:
     host_rows.set([new_row(0, []), new_row(1, [])])
     now = step(host_rows, (0, 2), (1, 2))
@@ -258,6 +275,7 @@ def test_a_row_whose_grammar_has_become_slow_goes_back_to_masks_and_is_not_asked
     assert now.deciding(np.array([0, 0])) is None
     slow = host_rows._rows[0]
     slow.is_slow = True
+    wait_for_masks(0.0)
     template.gate.clear()
     now.take_samples(np.array([0, 0], dtype=np.int32))
     # Its mask is being filled: it goes without a token, and the other is asked as before.
@@ -270,6 +288,7 @@ def test_a_row_whose_grammar_has_become_slow_goes_back_to_masks_and_is_not_asked
     assert now.take_samples(token_ids) == {}
     assert token_ids.tolist() == [-1, 1]
     template.gate.set()
+    wait_for_masks(60.0)
     now = step(host_rows, (0, 3))
     now.ready(HOST)
     assert allowed(now.deciding(np.array([9]))) == {0: {1}}
