@@ -50,7 +50,7 @@ def test_parked_sessions_go_on_as_if_they_had_never_lost_a_page(folder: Path, tm
 
 
 def test_an_engine_finds_what_another_one_has_stored_meanwhile(folder: Path, tmp_path: Path) -> None:
-    prompt = [random.Random(SEED).randrange(300) for _ in range(80)]
+    prompt = random.Random(SEED).choices(range(300), k=80)
     flags = {"num_pages": 24, "kv_disk": str(tmp_path), "kv_disk_size": 64 << 20, "dtype": "bfloat16"}
     with LLM(folder, max_num_seqs=2, **flags) as first, LLM(folder, max_num_seqs=2, **flags) as second:
         (written,) = first.generate([prompt], PARAMS, use_tqdm=False)
@@ -64,7 +64,7 @@ def test_an_engine_finds_what_another_one_has_stored_meanwhile(folder: Path, tmp
 
 
 def test_a_reset_leaves_the_disk_unless_it_is_told_otherwise(folder: Path, tmp_path: Path) -> None:
-    prompt = [random.Random(SEED).randrange(300) for _ in range(80)]
+    prompt = random.Random(SEED).choices(range(300), k=80)
     flags = {"num_pages": 24, "kv_disk": str(tmp_path), "kv_disk_size": 64 << 20}
     with LLM(folder, dtype="bfloat16", max_num_seqs=2, max_model_len=160, **flags) as llm:
         llm.generate([prompt], PARAMS, use_tqdm=False)
@@ -84,7 +84,7 @@ def run_tokens(stats: EngineStats) -> float:
 
 
 def test_memory_of_either_order_finds_what_the_other_has_stored(folder: Path, tmp_path: Path) -> None:
-    prompt = [random.Random(SEED).randrange(300) for _ in range(80)]
+    prompt = random.Random(SEED).choices(range(300), k=80)
     flags = {
         "num_pages": 24,
         "max_num_seqs": 2,
@@ -100,7 +100,7 @@ def test_memory_of_either_order_finds_what_the_other_has_stored(folder: Path, tm
 
 
 def test_pages_of_one_token_are_shared_to_the_last_but_one(folder: Path) -> None:
-    prompt = [random.Random(SEED).randrange(300) for _ in range(45)]
+    prompt = random.Random(SEED).choices(range(300), k=45)
     told = []
     for page_size in (16, 1):
         with LLM(

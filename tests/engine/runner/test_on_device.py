@@ -208,7 +208,7 @@ def test_experts_in_four_bits_stay_so_on_a_device(tmp_path: Path) -> None:
 
 def test_experts_in_a_loop_are_not_captured(tmp_path: Path) -> None:
     """The host reads how many tokens each has, which a graph cannot hold."""
-    prompt = [random.Random(SEED).randrange(250) for _ in range(5)]
+    prompt = random.Random(SEED).choices(range(250), k=5)
     model = make_checkpoint(tmp_path, "qwen3_moe", seed=SEED, **SHAPE, num_experts=4)
     found, device = [], FakePlatform()
     for platform in (None, device):

@@ -122,7 +122,7 @@ def engine_of(server: RunningServer) -> int:
 
 
 def prompt_of(seed: int, length: int = 100) -> list[int]:
-    return [random.Random(seed).randrange(3, 300) for _ in range(length)]
+    return random.Random(seed).choices(range(3, 300), k=length)
 
 
 def fresh_prompt(length: int = 100) -> list[int]:
