@@ -31,6 +31,8 @@ TIGHT: dict[str, Any] = {
     "max_num_batched_tokens": 64,
     "max_num_seqs": 24,
 }
+# Two of these answers are more than the pages hold, so that somebody is preempted whatever else is drawn.
+LONG: dict[str, Any] = {"type": "string", "minLength": 150, "maxLength": 160}
 
 
 def params(number: int, **outputs: Any) -> SamplingParams:
@@ -42,8 +44,9 @@ def params(number: int, **outputs: Any) -> SamplingParams:
 def test_answers_match_their_schemas(model: Path, overlap: bool) -> None:
     print(f"seed {SEED}")
     rng = random.Random(SEED + overlap)
-    schemas = [random_schema(rng) for _ in range(scaled(30))]
-    prompts = [[rng.randrange(256) for _ in range(rng.choice([3, 3, 40, 130]))] for _ in schemas]
+    schemas = [LONG, LONG, *(random_schema(rng) for _ in range(scaled(30)))]
+    lengths = [130, 130, *rng.choices([3, 3, 40, 130], k=len(schemas) - 2)]
+    prompts = [rng.choices(range(256), k=length) for length in lengths]
     with LLM(model, async_scheduling=overlap, **TIGHT) as llm:
         asked = [params(number, json=schema) for number, schema in enumerate(schemas)]
         # Compiled before: who waits for a grammar preempts nobody.
@@ -55,9 +58,9 @@ def test_answers_match_their_schemas(model: Path, overlap: bool) -> None:
         answer = output.outputs[0]
         assert answer.finish_reason in (FinishReason.STOP, FinishReason.LENGTH), (schema, answer)
         if answer.finish_reason is FinishReason.STOP:
-            num_complete += 1
+            num_complete += schema is not LONG
             jsonschema.validate(json.loads(answer.text), schema, format_checker=FORMATS)
-    assert num_complete > 0.8 * len(schemas)
+    assert num_complete > 0.8 * (len(schemas) - 2)
     assert num_preemptions > 0
 
 
