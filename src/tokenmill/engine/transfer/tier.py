@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 # How long the end waits for a page that is being read or written.
 CLOSE_SECONDS = 5.0
-# How long a lookup waits for what other engines have stored; then what is known must do.
-CATCH_UP_SECONDS = 0.5
+# How long a lookup waits for what other engines have stored, on a disk that may be busy; then what is known must do.
+CATCH_UP_SECONDS = 2.0
 
 
 class Tier:
