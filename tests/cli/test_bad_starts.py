@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.eventually import patience
 from tokenmill.config.configs import ServerConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.ipc.topology import Topology
@@ -26,7 +27,7 @@ def serve(*arguments: str, descriptors: int = 0, **environment: str) -> tuple[in
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=patience(120),
         env=os.environ | environment,
         preexec_fn=limit,
     )

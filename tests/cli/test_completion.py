@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.eventually import patience
 from tokenmill.cli.main import VERBS, main
 from tokenmill.cli.serve import make_parser
 from tokenmill.lab.bench import KINDS
@@ -54,7 +55,7 @@ def offers(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         text = ASK[shell].format(script=script, words=quoted, line=" ".join(words))
         (tmp_path / "ask").write_text(text)
         command = [shell, *(["-f"] if shell == "zsh" else []), str(tmp_path / "ask")]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=patience())
         assert done.stderr == ""
         return set(done.stdout.split())
 

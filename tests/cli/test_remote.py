@@ -168,10 +168,11 @@ def test_a_certificate_that_is_not_trusted_is_not_called_a_missing_server(tls_se
         answer(f"https://127.0.0.1:{server.server_port}", cacert=str(certificate[0]))
     with pytest.raises(ServerRefused, match=r"--cacert missing\.pem: No such file"):
         answer(url, cacert="missing.pem")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with pytest.raises(ServerRefused, match=f"no server answers at https://127.0.0.1:{port}; start one"):
-        answer(f"https://127.0.0.1:{port}")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody else has the port, and nobody listens
+        port = silent.getsockname()[1]
+        with pytest.raises(ServerRefused, match=f"no server answers at https://127.0.0.1:{port}; start one"):
+            answer(f"https://127.0.0.1:{port}")
 
 
 class UnixServer(ThreadingHTTPServer):

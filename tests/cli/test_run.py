@@ -12,7 +12,7 @@ import pytest
 
 from tests.embedders import make_classifier
 from tests.encoder_checkpoints import make_encoder
-from tests.eventually import eventually
+from tests.eventually import eventually, patience
 from tests.whisper_checkpoints import make_whisper_checkpoint
 from tokenmill.cli.main import main
 
@@ -29,7 +29,7 @@ def call(tmp_path):
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=patience(120),
             stdin=subprocess.DEVNULL,
             env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path / "run")},
         )
@@ -140,7 +140,7 @@ def test_top_ends_on_q(call, tiny_model):
         with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as top:
             assert os.read(own, 1)
             os.write(own, b"q")
-            assert top.wait(60) == 0
+            assert top.wait(patience()) == 0
     finally:
         os.close(own)
         os.close(theirs)

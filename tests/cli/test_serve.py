@@ -25,7 +25,7 @@ def server(tiny_model):
 
 def tokenmill(*arguments: str, **how) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tokenmill", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **how)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=patience(), **how)
 
 
 def test_the_start_names_model_capacity_and_address(server):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.loop.test_step_log import record_traffic
+from tests.eventually import patience
 from tests.lab.simulate.test_step_model import noisy_steps
 from tokenmill.cli.main import main
 from tokenmill.demo import demo_model_path
@@ -53,7 +54,11 @@ def test_json_has_a_line_for_each_combination(flags: list[str], capsys: pytest.C
 def test_no_torch_is_imported(flags: list[str]) -> None:
     program = "import sys; from tokenmill.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", program, "simulate", *flags], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", program, "simulate", *flags],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=patience(120),
     )
     assert done.stdout.splitlines()[-1] == "False"
 

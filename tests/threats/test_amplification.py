@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.eventually import patience
+from tests.eventually import eventually, patience
 from tests.integration.serving import serve
 from tests.serving.server.running_server import start_server
 from tests.threats.bystander import Bystander
@@ -111,9 +111,9 @@ def test_bodies_on_their_way_have_one_bound_together(stub_folder):
             for sender in senders:
                 sender.sendall(part)
             assert memory(server) - before < budget + 24 * 2**20
-        refused = [sender for sender in senders if is_readable(sender)]
-        assert len(senders) - len(refused) <= budget // (7 * len(part)) + 1
-        for sender in refused:
+        most_held = budget // (7 * len(part)) + 1
+        eventually(lambda: sum(is_readable(sender) for sender in senders) >= len(senders) - most_held)
+        for sender in filter(is_readable, senders):
             reply = sender.recv(65536)
             assert status(reply) == 503
             assert b"retry-after: 1\r\n" in reply.lower()
@@ -126,21 +126,23 @@ def test_bodies_on_their_way_have_one_bound_together(stub_folder):
 
 
 def is_readable(connection) -> bool:
-    return bool(select.select([connection], [], [], 0.5)[0])
+    return bool(select.select([connection], [], [], 0)[0])
 
 
 def test_nothing_short_waits_for_what_is_long():
     """All text goes through one worker: while it encodes a long one, it must go on with those of others."""
     with serve(demo_model_path(), "--max-model-len", "2048", "--num-pages", "200") as server:
         text = {"prompt": "the mill " * 14_000}  # nearly as much as is taken
-        with concurrent.futures.ThreadPoolExecutor() as pool:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
             replies = [pool.submit(server.post, "/tokenize", text) for _ in range(8)]
             num_short = 0
-            while not any(reply.done() for reply in replies):
+            while not all(reply.done() for reply in replies):
+                is_first = not any(reply.done() for reply in replies)
                 assert server.post("/tokenize", {"prompt": "x"}).status_code == 200
-                num_short += not any(reply.done() for reply in replies)
+                # One that waited its turn, whenever it came, would be answered when all of these have ended.
+                num_short += not (any if is_first else all)(reply.done() for reply in replies)
         assert {reply.result().status_code for reply in replies} == {200}
-        assert num_short > 1, "one may come before the long ones; others are answered before any of these has ended"
+        assert num_short > 1, "one may come before the long ones; others are answered before these have ended"
 
 
 def test_what_cannot_fit_is_refused_before_it_is_looked_at(guarded):

@@ -52,7 +52,7 @@ def routes_with_ids():
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """Slow enough that what one key begins still runs while another looks for it."""
-    stub = {"step_seconds": 0.02}
+    stub = {"step_seconds": 0.02, "max_model_len": 1_000_000}
     folder = write_folder(tmp_path_factory.mktemp("models") / "echo", byte_level_tokenizer(), config={"stub": stub})
     batches = tmp_path_factory.mktemp("batches")
     flags = {"api_key": KEYS, "batch_dir": str(batches), "reasoning_parser": "qwen3"}
@@ -148,7 +148,8 @@ def test_nobody_ends_anothers_requests_by_any_of_their_names(server, one, other)
 
 def test_a_name_that_two_keys_give_is_each_ones_own(server, one, other):
     async def scenario():
-        clients = [httpx.AsyncClient(base_url=server.url, headers=dict(key.http.headers)) for key in (one, other)]
+        how = {"base_url": server.url, "timeout": patience()}
+        clients = [httpx.AsyncClient(headers=dict(key.http.headers), **how) for key in (one, other)]
         body = LONG | {"request_id": "same", "timeout": 60}
         calls = [
             asyncio.ensure_future(client.post("/v1/completions", json=body, timeout=patience())) for client in clients

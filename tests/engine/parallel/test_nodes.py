@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.eventually import eventually
-from tests.serving.server.running_server import children_of, is_alive
+from tests.serving.server.running_server import children_of, free_port, is_alive
 from tokenmill.core.errors import EngineFailed
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.llm.llm import LLM
@@ -34,13 +33,11 @@ class Machines:
         secret = folder / "secret"
         secret.write_text("a secret of sixteen bytes")
         secret.chmod(0o600)
-        with socket.create_server((HOST, 0)) as free:
-            port = free.getsockname()[1]
         self.options: dict[str, Any] = {
             "pipeline_parallel_size": 2,
             "nnodes": 2,
             "master_addr": HOST,
-            "master_port": port,
+            "master_port": free_port(HOST),
             "master_secret": str(secret),
             **SIZES,
         }

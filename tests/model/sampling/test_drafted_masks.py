@@ -6,6 +6,7 @@ The oracle is a matcher that consumes one token after the other. Drafts are good
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.eventually import patience
 from tests.model.structured.test_masks import VOCAB_SIZE, asked, grammar_text
 from tests.seeding import seed_for
 from tokenmill.config.model_files import eos_token_ids
@@ -21,6 +23,7 @@ from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.demo import demo_model_path
 from tokenmill.model.sampling.bitmask import TokenBitmask, clear_bits_by_bytes
 from tokenmill.model.sampling.grammar_rows import GrammarRows, GrammarStep
+from tokenmill.model.sampling.row_grammar import MaskThreads
 from tokenmill.model.structured.compiler import GrammarCompiler, GrammarTokenizer
 from tokenmill.platform.host_arrays import HostArrays
 from tokenmill.serving.frontend.tokenizer import Tokenizer
@@ -177,3 +180,56 @@ def test_matchers_follow_what_steps_bring(
                 start += len(samples)
     assert max(counts) >= 4, counts
     assert num_proposed > 3
+
+
+def columns_of(one: Sequence, drafts: list[int]) -> list[np.ndarray]:
+    """Rows, positions and drafts of one request's samples."""
+    first = len(PROMPT) + len(one.output)
+    columns = [(one.row, first + number, draft) for number, draft in enumerate([*drafts, -1])]
+    return [np.array(column) for column in zip(*columns, strict=True)]
+
+
+def two_drafts(one: Sequence) -> list[list[int]]:
+    """Two tokens behind which other tokens are allowed each; none if there are none."""
+    found: dict[bytes, int] = {}
+    for token in np.flatnonzero(one.mask(one.matcher, 0)).tolist():
+        matcher = one.matcher.deep_copy()
+        if token not in one.stop_ids and matcher.try_consume_tokens([token]):
+            found.setdefault(one.mask(matcher, 1).tobytes(), token)
+    return [[token] for token in found.values()][:2]
+
+
+def test_masks_that_were_late_are_not_those_behind_the_next_drafts(
+    templates: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once they have been filled, the row was fast enough to be filled at once in the next step."""
+    print(f"seed {SEED}")
+    rng, may_go_on, fill = random.Random(SEED), threading.Event(), MaskThreads._fill_ahead
+
+    def held(threads: MaskThreads, drafted: Any, before: Any) -> None:
+        assert not before or may_go_on.wait(patience())
+        fill(threads, drafted, before)
+
+    monkeypatch.setattr(MaskThreads, "_fill_ahead", held)
+    monkeypatch.setattr("tests.model.sampling.test_drafted_masks.KINDS", KINDS[2:])  # under a mask at once
+    choices = [Sequence(0, text, templates[text], rng) for text in sorted(templates)]
+    one = next(one for one in choices if len(two_drafts(one)) == 2)
+    first, second = two_drafts(one)
+    rows = GrammarRows(templates.get, VOCAB_SIZE, on_host=True)
+    rows.set([one.new_row])
+    row = rows._rows[0]
+    row.job.result(patience())
+    row.is_slow = True
+    step = rows.step(*columns_of(one, first))
+    assert step is not None and step.ready(HostArrays()) is None
+    token_ids = np.array([*first, 0], np.int32)
+    assert step.take_samples(token_ids) == {} and token_ids.tolist() == [-1, -1]
+    row.is_slow = False
+    step = rows.step(*columns_of(one, second))
+    may_go_on.set()
+    monkeypatch.setattr("tokenmill.model.sampling.grammar_rows.PATIENCE", 30.0)
+    assert step is not None
+    token_ids = draw(step, [one], [second], rng)
+    assert step.take_samples(token_ids) == {}
+    one.check([token for token in token_ids.tolist() if token >= 0], second)
+    rows.close()

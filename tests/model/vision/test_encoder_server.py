@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from tests.audio_checkpoints import make_audio_checkpoint, noise
-from tests.eventually import eventually
+from tests.eventually import eventually, patience
 from tests.model.audio.test_llm import chat as audio_chat
 from tests.model.vision.test_encoder_outputs import WITH_LOGPROBS, answers
 from tests.model.vision.test_llm import chat, encoder_of, picture
@@ -146,11 +146,11 @@ def text_of(server: RunningServer, body: dict[str, object]) -> str:
 def test_contents_that_are_none_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     spans = [[0, 4, "a", 4, 4, 0], [0, 4, "a", 5, 3, 0], [0, 0, "a", 4, 4, 0], [0, 1 << 20, "a", 4, 4, 0]]
     with encoder_server(checkpoint, tmp_path) as (process, url):
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/health", timeout=patience()).status_code == 200
         for span in spans:
-            reply = httpx.post(f"{url}/v1/encoder/outputs", json=[span, "AAAA"])
+            reply = httpx.post(f"{url}/v1/encoder/outputs", json=[span, "AAAA"], timeout=patience())
             assert reply.status_code == 400, reply.text
-        assert httpx.post(f"{url}/v1/encoder/outputs", json={"model": 1}).status_code == 400
+        assert httpx.post(f"{url}/v1/encoder/outputs", json={"model": 1}, timeout=patience()).status_code == 400
         assert process.poll() is None
 
 

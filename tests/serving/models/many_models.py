@@ -23,7 +23,7 @@ class ManyModels:
     process: subprocess.Popen
     log: Path
     private: Path  # its TMPDIR
-    http: httpx.Client = dataclasses.field(default_factory=lambda: httpx.Client(timeout=120))
+    http: httpx.Client = dataclasses.field(default_factory=lambda: httpx.Client(timeout=patience(120)))
     url: str = ""
 
     def output(self) -> str:
@@ -68,7 +68,8 @@ def names(pid: int, folder: Path, model: str, http: httpx.Client) -> bool:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if b"tokenmill.serving.models.child" in arguments and os.fsencode(str(folder)) in arguments:
             transport = httpx.HTTPTransport(uds=str(folder / "http"))
-            with httpx.Client(transport=transport, base_url="http://model", headers=http.headers) as client:
+            how = {"headers": http.headers, "timeout": patience()}
+            with httpx.Client(transport=transport, base_url="http://model", **how) as client:
                 return client.get("/v1/models").json()["data"][0]["id"] == model
     return False
 

@@ -9,6 +9,7 @@ import ollama
 import openai
 import pytest
 
+from tests.eventually import patience
 from tests.serving.models.conftest import NAMES
 from tests.serving.models.many_models import many_models
 
@@ -280,7 +281,7 @@ def test_open_streams_end_before_the_server_does_and_who_waits_is_told(models_fo
             texts = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
         assert texts[-1]["choices"][0]["finish_reason"] == "length"
         assert late.result().status_code == 503
-        assert server.process.wait(30) == 0
+        assert server.process.wait(patience()) == 0
 
 
 def test_the_page_finds_what_it_shows_though_nothing_is_loaded(models_folder):

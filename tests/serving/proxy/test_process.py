@@ -48,7 +48,8 @@ class Stream:
 
     def _read(self) -> None:
         url, body = self._asked
-        with contextlib.suppress(httpx.RemoteProtocolError), httpx.stream("POST", url, json=body, timeout=60) as reply:
+        how = {"json": body, "timeout": patience()}
+        with contextlib.suppress(httpx.RemoteProtocolError), httpx.stream("POST", url, **how) as reply:
             for line in filter(None, reply.iter_lines()):
                 self.lines.append(line)
                 self.begun.set()
@@ -86,7 +87,7 @@ def test_whoever_waits_for_a_first_byte_is_told_too(server):
         replies: list[httpx.Response] = []
         body = BODY | {"max_tokens": LONG}
         waiting = threading.Thread(
-            target=lambda: replies.append(httpx.post(f"{proxy.url}/v1/completions", json=body, timeout=60))
+            target=lambda: replies.append(httpx.post(f"{proxy.url}/v1/completions", json=body, timeout=patience()))
         )
         waiting.start()
         server.wait_for(lambda: server.metric("num_requests_running") == 1)
@@ -135,7 +136,8 @@ def test_a_server_that_is_killed_ends_its_streams_with_an_error(slow, path):
 def test_a_server_that_is_killed_before_its_first_byte_is_replaced(slow):
     with slow() as one, slow() as two, start_proxy([one.url], [one.url, two.url]) as proxy:
         replies: list[httpx.Response] = []
-        waiting = threading.Thread(target=lambda: replies.append(proxy.post("/v1/completions", BODY)))
+        body = BODY | {"max_tokens": 150}  # seconds, of which the kill needs one
+        waiting = threading.Thread(target=lambda: replies.append(proxy.post("/v1/completions", body)))
         waiting.start()
         proxy.wait_for(lambda: one.metric("num_requests_running") + two.metric("num_requests_running") == 1)
         kill(one if one.metric("num_requests_running") else two)

@@ -69,7 +69,9 @@ def test_each_turn_computes_its_new_tokens_also_after_kills(engine, tmp_path, rn
                 os.kill(pid, signal.SIGKILL)
                 server.wait_for(lambda: server.children().get(ENGINE, pid) != pid and server.is_well())
             elif len(costs) == 2 * len(turns) // 3:
-                assert server.metric("volatile_blocks_total", rule="claude-billing-header") == len(costs)
+                server.wait_for(
+                    lambda: server.metric("volatile_blocks_total", rule="claude-billing-header") == len(costs)
+                )
                 for pid in [server.process.pid, *server.children().values()]:
                     os.kill(pid, signal.SIGKILL)
                 server = servers.enter_context(start(engine))

@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.eventually import join
+from tests.eventually import join, patience
 from tests.serving.server.chaos import check, start
-from tests.serving.server.running_server import is_alive, start_server
+from tests.serving.server.running_server import JSON, is_alive, start_server
 from tests.serving.server.test_lifecycle import open_stream
 from tokenmill.config.configs import EngineConfig, ServerConfig
 from tokenmill.core.errors import InvalidConfig
@@ -71,7 +71,7 @@ def answers(server, pid: int) -> bool:
     What a test stops before is never said.
     """
     with only(server, pid), contextlib.suppress(httpx.TimeoutException):
-        return httpx.post(f"{server.url}/tokenize", json={"prompt": "a"}, timeout=0.5).status_code == 200
+        return httpx.post(f"{server.url}/tokenize", json={"prompt": "a"}, timeout=patience(2)).status_code == 200
     return False
 
 
@@ -96,7 +96,7 @@ def test_operators_see_what_every_process_has(shared_server):
     ids = {pid: json.loads(lines[0].removeprefix("data: "))["id"] for pid, lines in streams.items()}
     server.wait_for(lambda: server.http.get(f"{server.url}/load").json()["server_load"] == 2)
     for name in list(ids.values()) * 4:  # each time a new connection, which any of them may take
-        state = httpx.get(f"{server.url}/v1/requests/{name}").json()
+        state = httpx.get(f"{server.url}/v1/requests/{name}", timeout=patience()).json()
         assert state["requests"][0]["num_output_tokens"] > 0, state
     body = {"request_ids": [ids[sibling(server)], "nobody"]}
     assert server.post("/abort_requests", body).json() == {"num_aborted": 1, "unknown": ["nobody"]}
@@ -115,16 +115,16 @@ def test_what_one_process_keeps_all_answer(shared_server):
     server = shared_server
     reply = server.post("/v1/responses", {"input": "Hello", "max_output_tokens": 3}).json()
     for _ in range(6):  # each time a new connection, which any of them may take
-        assert httpx.get(f"{server.url}/v1/responses/{reply['id']}").json() == reply
+        assert httpx.get(f"{server.url}/v1/responses/{reply['id']}", timeout=patience()).json() == reply
     body = {"input": "Hello", "stream": True, "max_output_tokens": 5}
-    with httpx.stream("POST", f"{server.url}/v1/responses", json=body, timeout=30) as got:
+    with httpx.stream("POST", f"{server.url}/v1/responses", json=body, timeout=patience()) as got:
         assert got.headers["content-type"].startswith("text/event-stream")
         events = [line for line in got.iter_lines() if line.startswith("event:")]
     assert (events[0], events[-1]) == ("event: response.created", "event: response.incomplete")
-    refused = httpx.post(f"{server.url}/abort_requests", content=b"{", headers={"content-type": "application/json"})
+    refused = httpx.post(f"{server.url}/abort_requests", content=b"{", headers=JSON, timeout=patience())
     assert refused.status_code == 400
-    assert httpx.head(f"{server.url}/health").status_code == 200
-    assert httpx.get(f"{server.url}/nothing").status_code == 404
+    assert httpx.head(f"{server.url}/health", timeout=patience()).status_code == 200
+    assert httpx.get(f"{server.url}/nothing", timeout=patience()).status_code == 404
 
 
 def established(server) -> list[int]:
@@ -181,7 +181,7 @@ def test_a_sibling_that_dies_comes_back_and_nobody_else_notices(server):
     lines: list[str] = []
     again = sibling(server)
     server.wait_for(lambda: server.metric("restarts_total", part="api-1") == 1)
-    server.wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+    server.wait_for(lambda: httpx.get(f"{server.url}/health", timeout=patience()).status_code == 200)
     server.wait_for(lambda: answers(server, again))
     join(stream_at(server, again, lines, max_tokens=10))
     assert "[DONE]" in lines[-1]

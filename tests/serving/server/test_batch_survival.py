@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 
+from tests.eventually import patience
 from tests.serving.server.running_server import is_alive, spawn
 from tests.serving.server.test_batches_api import answers, wait_for_end
 from tokenmill.config.configs import EngineConfig
@@ -28,7 +29,7 @@ def kill_all(server) -> None:
     pids = [server.process.pid, *server.children().values()]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    server.process.wait(timeout=10)
+    server.process.wait(timeout=patience())
     server.wait_for(lambda: not any(is_alive(pid) for pid in pids))
     server.clean()
 

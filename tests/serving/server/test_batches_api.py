@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.eventually import eventually
+from tests.eventually import eventually, patience
 from tests.serving.server.running_server import start_server
 from tests.threats.raw_http import connect, status
 from tokenmill.config.configs import EngineConfig
@@ -17,6 +17,8 @@ from tokenmill.serving.replicas.starter import ENGINE_MODULE
 
 CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 KEYS = ("key-of-one", "key-of-another")
+# Lines that would take the model a minute.
+NUM_LONG = 400
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +259,7 @@ def test_a_key_sees_only_its_own(server, client):
 
 def test_a_batch_runs_beside_others_and_can_be_cancelled(server, client):
     long = chat("tell me all", max_tokens=200, min_tokens=200)
-    batch = start(client, *[long] * 60)
+    batch = start(client, *[long] * NUM_LONG)
     server.wait_for(lambda: server.metric("batch_lines", state="running") >= 4)
     for _ in range(3):
         reply = server.post(CHAT, chat("quick", temperature=0.0, max_tokens=2))
@@ -271,7 +273,7 @@ def test_a_batch_runs_beside_others_and_can_be_cancelled(server, client):
     assert (batch.status, batch.cancelled_at is None) == ("cancelled", False)
     output = answers(client, batch.output_file_id) if batch.output_file_id else {}
     errors = answers(client, batch.error_file_id)
-    assert len(output) + len(errors) == 60 and not output.keys() & errors.keys()
+    assert len(output) + len(errors) == NUM_LONG and not output.keys() & errors.keys()
     assert {line["error"]["code"] for line in errors.values()} == {"batch_cancelled"}
     assert next(iter(client.batches.list(limit=1))).id == batch.id
     server.wait_until_unused()
@@ -287,7 +289,7 @@ def test_without_a_folder_the_routes_say_how_to_have_them(echo_server):
         ("GET", "/v1/batches"),
         ("GET", "/v1/files/x/content"),
     ):
-        reply = httpx.request(method, echo_server.url + path)
+        reply = httpx.request(method, echo_server.url + path, timeout=patience())
         assert (reply.status_code, "--batch-dir" in reply.json()["error"]["message"]) == (404, True)
 
 
@@ -295,10 +297,11 @@ def test_a_web_page_of_another_origin_uploads_nothing_to_a_server_without_a_key(
     form = {"Content-Type": "multipart/form-data; boundary=x"}
     body = multipart(("purpose", b"batch"), ("file", b"x"))
     url = f"{echo_server.url}/v1/files"
-    assert httpx.post(url, content=body, headers=form | {"Origin": "http://elsewhere"}).status_code == 403
-    assert httpx.post(url, content=body, headers=form | {"Host": "elsewhere"}).status_code == 403
-    assert httpx.post(url, content=body, headers={"Content-Type": "text/plain"}).status_code == 415
-    assert httpx.post(f"{echo_server.url}/v1/batches", content=body, headers=form).status_code == 415
+    how = {"content": body, "timeout": patience()}
+    assert httpx.post(url, headers=form | {"Origin": "http://elsewhere"}, **how).status_code == 403
+    assert httpx.post(url, headers=form | {"Host": "elsewhere"}, **how).status_code == 403
+    assert httpx.post(url, headers={"Content-Type": "text/plain"}, **how).status_code == 415
+    assert httpx.post(f"{echo_server.url}/v1/batches", headers=form, **how).status_code == 415
 
 
 def test_a_full_disk_is_507_and_leaves_nothing(stub_model, tmp_path):

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.eventually import join
+from tests.eventually import join, patience
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.serving.server.running_server import is_alive, spawn, start_server
 from tokenmill.config.configs import EngineConfig
@@ -39,7 +39,7 @@ def open_stream(server, lines: list[str], **fields) -> threading.Thread:
         body = {"messages": MESSAGES, "stream": True} | fields
         with (
             contextlib.suppress(httpx.RemoteProtocolError),  # the server was killed
-            httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=30) as reply,
+            httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=patience()) as reply,
         ):
             for line in reply.iter_lines():
                 if line:
@@ -53,7 +53,7 @@ def open_stream(server, lines: list[str], **fields) -> threading.Thread:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_lets_short_streams_end_and_cuts_long_ones(slow_model, number):
-    with start_server(EngineConfig(model=str(slow_model)), tokenizer_workers=2, shutdown_timeout=6.0) as server:
+    with start_server(EngineConfig(model=str(slow_model)), tokenizer_workers=2, shutdown_timeout=12.0) as server:
         assert len(server.children()) == 3
         short, long = [], []
         threads = [open_stream(server, long), open_stream(server, short, max_tokens=40)]
@@ -65,7 +65,7 @@ def test_a_stop_lets_short_streams_end_and_cuts_long_ones(slow_model, number):
         assert '"finish_reason":"length"' in short[-2]
         assert '"type":"server_stopping"' in long[-2]
         assert short[-1] == long[-1] == "data: [DONE]"
-        assert "stopping: 2 open requests have 6 s to end" in server.output()
+        assert "stopping: 2 open requests have 12 s to end" in server.output()
         assert "Traceback" not in server.output()
 
 
@@ -88,9 +88,7 @@ def test_a_client_that_reads_nothing_does_not_hold_up_the_end(stub_model):
         deaf.connect((address.hostname, address.port))
         deaf.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
         # All is generated, and most of it cannot be sent.
-        server.wait_for(
-            lambda: 'finished_reason="length"} 128.0' in httpx.get(f"{server.url}/metrics", timeout=30).text, 60.0
-        )
+        server.wait_for(lambda: 'finished_reason="length"} 128.0' in server.http.get(f"{server.url}/metrics").text)
         server.process.send_signal(signal.SIGINT)
         assert server.wait_for_end() == 0
         assert "Traceback" not in server.output()
@@ -200,7 +198,7 @@ def test_nothing_answers_before_the_server_is_ready_and_its_folder_is_private_an
     try:
         assert refuses_connections(running)
         running.wait_for(lambda: "READY" in running.output())
-        assert httpx.get(f"{running.url}/health").status_code == 200
+        assert httpx.get(f"{running.url}/health", timeout=patience()).status_code == 200
         (folder,) = running.private.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert "secret-key" not in (folder / "launch.json").read_text()
@@ -213,7 +211,7 @@ def test_nothing_answers_before_the_server_is_ready_and_its_folder_is_private_an
 def test_a_unix_socket_serves_and_is_removed(stub_model, tmp_path):
     path = tmp_path / "api.sock"
     with start_server(EngineConfig(model=str(stub_model)), uds=str(path), enable_log_requests=True) as server:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=patience()) as client:
             reply = client.post("http://x/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 2})
             assert reply.status_code == 200
         server.wait_for(lambda: "2 output tokens" in server.output())

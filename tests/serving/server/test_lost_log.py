@@ -92,7 +92,7 @@ def test_the_command_serves_and_recovers_without_a_log(tiny_checkpoint, make, cl
         join(thread)
         assert '"finish_reason":"length"' in lines[-2]
         server.wait_for(server.is_well)
-        assert (server.metric("log_lines_lost_total", part="api") > 0) == is_counted
+        server.wait_for(lambda: (server.metric("log_lines_lost_total", part="api") > 0) == is_counted)
         server.process.send_signal(signal.SIGTERM)
         assert server.wait_for_end() == 0
 

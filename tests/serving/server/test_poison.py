@@ -6,6 +6,7 @@ import random
 import httpx
 import pytest
 
+from tests.eventually import patience
 from tests.serving.server.hanging_text_worker import CRASHES, HOLDS_THE_LOCK, KILLED, SLEEPS
 from tests.serving.server.running_server import start_server
 from tokenmill.config.configs import EngineConfig
@@ -92,7 +93,7 @@ def test_many_requests_that_kill_text_workers_end_alone_and_the_server_goes_on(s
         tokens = {"prompt": f"{KILLED} once more"}
         reply = server.post("/tokenize", tokens)
         assert (reply.status_code, reply.json()["error"]["message"]) == (500, CONVICTED)
-        server.wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+        server.wait_for(lambda: httpx.get(f"{server.url}/health", timeout=patience()).status_code == 200)
         server.wait_until_unused()
 
 
@@ -108,5 +109,5 @@ def test_requests_that_hang_text_workers_end_alone_and_the_log_says_who_killed_t
         deaths = [line for line in server.output().splitlines() if "was killed by the watchdog after" in line]
         assert sum("s without an answer while it tokenized request" in line for line in deaths) >= 4
         assert "memory has run out" not in server.output()
-        server.wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+        server.wait_for(lambda: httpx.get(f"{server.url}/health", timeout=patience()).status_code == 200)
         server.wait_until_unused()

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.eventually import patience
 from tests.serving.server.chaos import wait_until_well
 from tests.serving.server.running_server import start_server
 from tests.serving.server.streams import answers
@@ -78,7 +79,7 @@ def test_streams_outlive_a_rank_that_shares_their_context(tiny_checkpoint):
         want = asyncio.run(answers(server.url, 16))
     with start_server(shared, ENGINE_MODULE, **HOW) as server:
         assert asyncio.run(answers(server.url, 16)) == want
-        (described,) = json.loads(httpx.get(f"{server.url}/server_info").text)["engines"]
+        (described,) = json.loads(httpx.get(f"{server.url}/server_info", timeout=patience()).text)["engines"]
         assert described["num_ranks"] == 2
         victim = child(server, "engine_process 0 1")
         assert disturbed(server, 16, victim, signal.SIGKILL) == want
@@ -88,7 +89,7 @@ def test_streams_outlive_a_rank_that_shares_their_context(tiny_checkpoint):
 
 def test_engines_of_two_ranks_each(tiny_checkpoint):
     with start_server(config(tiny_checkpoint), ENGINE_MODULE, data_parallel_size=2, **HOW) as server:
-        described = json.loads(httpx.get(f"{server.url}/server_info").text)["engines"]
+        described = json.loads(httpx.get(f"{server.url}/server_info", timeout=patience()).text)["engines"]
         assert [(one["engine"], one["num_ranks"]) for one in described] == [(0, 2), (1, 2)]
         want = asyncio.run(answers(server.url, 8))
         os.kill(child(server, "engine_process 1 1"), signal.SIGKILL)

@@ -22,8 +22,8 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the mill"}}\n</tool_c
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """2 ms a token, so that what runs in the background can be looked at."""
-    stub = {"step_seconds": 0.005}
+    """5 ms a token, and many of them, so that what runs in the background can be looked at."""
+    stub = {"step_seconds": 0.005, "max_model_len": 10_000}
     folder = write_folder(tmp_path_factory.mktemp("models") / "echo", byte_level_tokenizer(), config={"stub": stub})
     parsers = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
     with start_server(EngineConfig(model=str(folder)), **parsers) as running:
@@ -183,7 +183,7 @@ def test_in_the_background_and_looked_at_later(responses):
 
 
 def test_a_response_in_the_background_is_cancelled(server, responses):
-    response = create(responses, background=True, max_output_tokens=400)
+    response = create(responses, background=True, max_output_tokens=9000)
     server.wait_for(lambda: server.metric("num_requests_running") == 1)
     assert server.http.get(f"{server.url}/v1/requests/{response.id}").status_code == 200
     cancelled = responses.cancel(response.id)

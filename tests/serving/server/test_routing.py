@@ -32,13 +32,16 @@ def server(folder):
         yield running
 
 
-def prompts_with_shared_prefixes(seed: int) -> list[list[int]]:
-    """Six groups of five: as many cached tokens as they have beyond the first of each, where a group stays together."""
+def prompts_with_shared_prefixes(seed: int) -> list[list[list[int]]]:
+    """Six groups of five: as many cached tokens as they have beyond the first of each, where a group stays together.
+
+    In threes of different groups: of two in one group at once, chance says whether the second finds what the first has.
+    """
     rng = random.Random(seed)
     groups = [[rng.randrange(VOCABULARY) for _ in range(160)] for _ in range(6)]
-    prompts = [group + [rng.randrange(VOCABULARY) for _ in range(8)] for group in groups for _ in range(5)]
-    rng.shuffle(prompts)
-    return prompts
+    turns = [rng.sample(groups, 6) for _ in range(5)]
+    prompts = [[group + [rng.randrange(VOCABULARY) for _ in range(8)] for group in turn] for turn in turns]
+    return [turn[place : place + 3] for turn in prompts for place in (0, 3)]
 
 
 def complete(server, prompt, **headers: str):
@@ -57,7 +60,8 @@ def cached_tokens(reply) -> int:
 
 def share(server, prompts) -> int:
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        return sum(map(cached_tokens, pool.map(lambda prompt: complete(server, prompt), prompts)))
+        heard = [list(pool.map(lambda prompt: complete(server, prompt), three)) for three in prompts]
+    return sum(cached_tokens(reply) for three in heard for reply in three)
 
 
 def prompt_tokens(server) -> list[float]:
@@ -71,7 +75,7 @@ def test_two_engines_find_nine_tenths_of_what_one_finds(server, folder):
         of_one = share(single, prompts)
     of_two = share(server, prompts)
     assert of_two >= 0.9 * of_one, f"seed {seed}: {of_two} of {of_one}"
-    server.wait_for(lambda: sum(prompt_tokens(server)) == sum(map(len, prompts)))
+    server.wait_for(lambda: sum(prompt_tokens(server)) == sum(len(prompt) for three in prompts for prompt in three))
     assert min(prompt_tokens(server)) > 0, f"seed {seed}: both engines worked"
     assert server.metric("messages_dropped_total") == 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.eventually import join
+from tests.eventually import join, patience
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.serving.server.chaos import FAULTS, POISONS, check, start
 from tests.serving.server.killing_engine import KILLS
@@ -48,7 +48,7 @@ def test_a_request_that_kills_engines_ends_alone(tiny_checkpoint):
             assert "died twice while it ran this request" in poison.result().json()["error"]["message"]
             texts = [call.result().json()["choices"] for call in calls]
         assert texts == [reply["choices"] for reply in undisturbed]
-        server.wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+        server.wait_for(lambda: httpx.get(f"{server.url}/health", timeout=patience()).status_code == 200)
         server.wait_until_unused()
         assert server.output().count("the engine process was killed by SIGKILL") == 2
 
@@ -73,7 +73,7 @@ def test_a_stream_says_that_it_waits_for_an_engine_and_the_third_death_ends_the_
 
 
 def completion(server, body) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=patience())
 
 
 @pytest.mark.parametrize("has_cache", [True, False])

@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from tests.eventually import patience
 from tests.serving.server.running_server import start_server
 from tests.threats.raw_http import connect, exchange, read_all
 from tokenmill.config.configs import EngineConfig
@@ -39,7 +40,7 @@ def tls_server(stub_model, certificate):
 
 @pytest.fixture
 def trusting(certificate):
-    with httpx.Client(verify=ssl.create_default_context(cafile=str(certificate[0])), timeout=30) as client:
+    with httpx.Client(verify=ssl.create_default_context(cafile=str(certificate[0])), timeout=patience()) as client:
         yield client
 
 
@@ -55,7 +56,7 @@ def test_a_client_that_trusts_the_certificate_is_served(tls_server, trusting):
 
 def test_one_that_does_not_trust_it_is_not(tls_server):
     with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
-        httpx.get(f"{tls_server.url}/health")
+        httpx.get(f"{tls_server.url}/health", timeout=patience())
 
 
 def test_plain_text_gets_nothing_and_harms_nobody(tls_server, trusting):

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.eventually import patience
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.serving.server.running_server import start_server
 from tests.tiers import tier
@@ -122,7 +123,7 @@ def busy(tmp_path_factory):
 
 
 def keep_asking(url, number, is_over):
-    with httpx.Client(timeout=30) as http:
+    with httpx.Client(timeout=patience(600)) as http:
         while not is_over.is_set():
             prompt = [3 + number] * (20 + 7 * number)
             body = {"prompt": prompt, "max_tokens": 40, "ignore_eos": True, "temperature": 0}

@@ -12,9 +12,10 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.engine.scheduler.harness import Harness
+from tests.eventually import patience
 from tests.serving.server.running_server import start_server
 from tests.serving.web.conftest import keep_asking
-from tests.serving.web.test_browser import until, use_key
+from tests.serving.web.test_browser import hold_clock, until, use_key
 from tests.serving.web.test_everybody import serious
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.replicas.starter import ENGINE_MODULE
@@ -47,7 +48,7 @@ def ask_long(url, is_over):
     """One request that is older than all iterations that are kept."""
     body = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "temperature": 0, "stream": True}
     while not is_over.is_set():
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as reply:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=patience(600)) as reply:
             for _ in reply.iter_lines():
                 if is_over.is_set():
                     return
@@ -175,6 +176,17 @@ def test_a_step_log_is_played_back_as_fast_as_somebody_likes(echo, open_page, tm
     page.get_by_role("button", name="Play", exact=True).click()
     until(page, lambda: float(slider.input_value()) == pytest.approx(end))
     page.get_by_role("button", name="Play", exact=True).wait_for()
+
+
+def test_a_page_that_is_not_drawn_shows_no_steps_behind_the_word_to_pause(worked, open_page, tmp_path):
+    page = open_page(f"{worked.url}/#live")
+    until(page, lambda: page.get_by_role("article", name="Engine 0").get_by_role("row").count() > 1)
+    hold_clock(page)
+    page.get_by_role("button", name="Pause").click()
+    before = trace_of(page, tmp_path / "before.json")
+    page.wait_for_timeout(700)
+    page.clock.run_for(700)
+    assert trace_of(page, tmp_path / "after.json") == before
 
 
 def test_a_cached_prefix_shows_how_it_begins(worked, open_page):

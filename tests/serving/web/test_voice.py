@@ -10,7 +10,7 @@ import pytest
 
 from tests.audio_checkpoints import make_audio_checkpoint
 from tests.serving.server.running_server import start_server
-from tests.serving.web.test_browser import answers, ask, open_settings, until, wait_for_end
+from tests.serving.web.test_browser import answers, ask, hold_clock, open_settings, until, wait_for_end
 from tests.serving.web.test_everybody import serious
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.replicas.starter import ENGINE_MODULE
@@ -169,8 +169,27 @@ def test_everybody_hears_and_sees_that_it_records(hearing, open_page):
 def test_a_recording_ends_with_the_longest_clip_that_the_model_takes(hearing, open_page):
     page = open_page(hearing.url, permissions=["microphone"])
     page.get_by_role("button", name="Record", exact=True).click()
-    page.get_by_role("button", name="Stop recording").wait_for()
     page.locator("form.composer .file").get_by_text(".wav").wait_for()
+    page.get_by_role("button", name="Record", exact=True).wait_for()
+
+
+def test_a_page_that_is_drawn_seldom_counts_no_seconds_behind_a_stop(hearing, open_page):
+    page = open_page(hearing.url, permissions=["microphone"])
+    page.route("**/server_info*", endless_clips)
+    page.reload()
+    record = page.get_by_role("button", name="Record", exact=True)
+    record.wait_for()
+    hold_clock(page)
+    page.evaluate("() => { globalThis.requestAnimationFrame = (work) => setTimeout(work, 90); }")
+    page.evaluate("() => { globalThis.cancelAnimationFrame = clearTimeout; }")
+    record.click()
+    stop = page.get_by_role("button", name="Stop recording")
+    stop.wait_for()
+    page.clock.run_for(1050)
+    stop.click()
+    page.clock.run_for(200)
+    page.locator("form.composer .file").get_by_text(".wav").wait_for()
+    assert (record.count(), stop.count()) == (1, 0)
 
 
 def test_a_microphone_that_is_refused_is_said(hearing, open_page):

@@ -65,7 +65,7 @@ class RowGrammar:
         self.taken: list[int] = new_row.token_ids[new_row.num_prompt_tokens :].tolist()
         self.failure = "" if template is not None else "its grammar is gone"
         self.is_free = False
-        self.job: Future[None] = Future()
+        self.job = _DONE
         self.masks_first = new_row.params.is_filtered
         self.goes_unmasked = on_host and not self.masks_first
         self._openings = template.openings if isinstance(template, LazyTemplate) else None
@@ -311,12 +311,14 @@ class MaskThreads:
         """Fill the masks of these rows behind drafts too, as soon as they have those of their next tokens.
 
         Args:
-            at_once: fill those of fast rows before this returns.
+            at_once: fill those of fast rows before this returns, but of one that a job still owns: where that was late,
+                it fills masks behind the drafts of the step before.
         """
         if not drafted:
             return
-        fast = [one for one in drafted if not one[0].is_slow]
-        groups = [[one] for one in drafted if one[0].is_slow]
+        is_fast = [not row.is_slow and (row.job.done() or not at_once) for row, _ in drafted]
+        fast = [one for one, is_so in zip(drafted, is_fast, strict=True) if is_so]
+        groups = [[one] for one, is_so in zip(drafted, is_fast, strict=True) if not is_so]
         if at_once:
             self._fill_ahead(fast, [])
         elif fast:

@@ -6,7 +6,7 @@ import { Compare } from "./compare.js";
 import { Live } from "./live.js";
 import { Reference } from "./reference.js";
 import { language, LANGUAGES, setLanguage, t } from "./texts.js";
-import { html, render, useEffect, useRef, useState } from "./ui.js";
+import { html, render, useLayoutEffect, useRef, useState } from "./ui.js";
 
 const TABS = ["chat", "compare", "live", "api"];
 const THEME = "tokenmill-theme";
@@ -21,7 +21,8 @@ function tabOfAddress() {
 function App() {
   const [tab, setTab] = useState(tabOfAddress);
   const [asksKey, askKey] = useState(false);
-  useEffect(() => {
+  // Before anything can be seen, and so clicked.
+  useLayoutEffect(() => {
     const onHash = () => setTab(tabOfAddress());
     addEventListener("hashchange", onHash);
     const leave = key.watch((what) => askKey(what === "needed"));
@@ -51,7 +52,7 @@ function App() {
 function KeyDialog({ close }) {
   const dialog = useRef();
   const [value, set] = useState(key.get());
-  useEffect(() => dialog.current.showModal(), []);
+  useLayoutEffect(() => dialog.current.showModal(), []);
   const save = (event) => {
     event.preventDefault();
     key.set(value.trim());
@@ -75,7 +76,7 @@ function Language() {
 
 function Theme() {
   const [theme, set] = useState(() => localStorage.getItem(THEME) ?? THEMES[0]);
-  useEffect(() => {
+  useLayoutEffect(() => {
     document.documentElement.dataset.theme = theme;
     localStorage.setItem(THEME, theme);
   }, [theme]);

@@ -4,7 +4,7 @@ import { accepted, Files } from "./attachments.js";
 import { Images } from "./message.js";
 import { Microphone } from "./recorder.js";
 import { t } from "./texts.js";
-import { FileButton, html, useEffect, useRef, useState } from "./ui.js";
+import { FileButton, html, useLayoutEffect, useRef, useState } from "./ui.js";
 
 export function Composer({ desk, last, isShown, onSend }) {
   const [results, setResults] = useState([]);
@@ -57,9 +57,10 @@ export function Composer({ desk, last, isShown, onSend }) {
 }
 
 // One can type at once; where that would bring a keyboard up over half of the screen, only after a touch. Whoever goes
-// through the list by keys stays there, until a new conversation begins.
+// through the list by keys stays there, until a new conversation begins. Before the page is drawn: a slow one would take
+// the focus from where somebody has gone meanwhile.
 function useFocus(box, isShown, { id, messages }) {
-  useEffect(() => {
+  useLayoutEffect(() => {
     const isElsewhere = messages.length > 0 && document.activeElement?.closest(".list, .drawer, dialog");
     if (isShown && !isElsewhere && !matchMedia("(pointer: coarse)").matches) box.current?.focus();
   }, [isShown, id]);

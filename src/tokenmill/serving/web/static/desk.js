@@ -289,9 +289,11 @@ export class Desk {
     if (known) known.deleted = deleted;
     this.answers.stop(head.id);
     await markDeleted(head.id, deleted);
-    this.removed = { ...head, deleted };
     if (this.open.id === head.id) this.begin();
     await this.#list();
+    // Behind the list: the way back takes the focus of the button that is gone.
+    this.removed = { ...head, deleted };
+    this.redraw();
   }
 
   async restore() {

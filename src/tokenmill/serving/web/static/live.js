@@ -8,7 +8,7 @@ import { PlaybackBar, usePlayback } from "./playback.js";
 import { openFile } from "./step_files.js";
 import { Tabs } from "./tabs.js";
 import { t } from "./texts.js";
-import { FileButton, html, oncePerFrame, useEffect, useRef, useRedraw, useState } from "./ui.js";
+import { FileButton, html, oncePerFrame, useLayoutEffect, useRef, useRedraw, useState } from "./ui.js";
 
 const RETRY = 1000;
 const ALL = "all";
@@ -28,7 +28,8 @@ export function Live({ isShown }) {
     version.current += 1;
     redraw();
   });
-  useEffect(() => {
+  // Before the page is drawn: a slow one would go on behind the word to pause.
+  useLayoutEffect(() => {
     if (!isShown || isPaused || opened || isNone) return undefined;
     views.clear();
     return follow(views, models.path("live", model), draw, fail);

@@ -7,14 +7,14 @@ import { Markdown } from "./markdown.js";
 import { ReadAloud } from "./speech.js";
 import { number, t } from "./texts.js";
 import { Tokens } from "./tokens.js";
-import { Copy, html, oncePerFrame, useEffect, useRedraw, useRef, useState } from "./ui.js";
+import { Copy, html, oncePerFrame, useLayoutEffect, useRedraw, useRef, useState } from "./ui.js";
 
 export function Message({ message, choices, isBusy, canGoOn, passages = [], acts }) {
   const redraw = useRedraw();
   const place = useRef();
   const isWriting = message.state === "writing";
-  // Only this message is drawn anew with what comes, not the page.
-  useEffect(() => (isWriting ? acts.watch(oncePerFrame(redraw)) : undefined), [message, isWriting, isBusy]);
+  // Only this message is drawn anew with what comes, not the page; none of it comes before the layout's effect.
+  useLayoutEffect(() => (isWriting ? acts.watch(oncePerFrame(redraw)) : undefined), [message, isWriting, isBusy]);
   const [isEdited, edit] = useState(false);
   const [showsTokens, showTokens] = useState(false);
   const { role, content, images = [], files = [], reasoning, calls = [], tokens = [], error } = message;

@@ -2,7 +2,7 @@
 
 import { EngineView, seconds } from "./engine_view.js";
 import { t } from "./texts.js";
-import { html, useEffect, useLayoutEffect, useMemo, useState } from "./ui.js";
+import { html, useLayoutEffect, useMemo, useState } from "./ui.js";
 
 const SPEEDS = [0.1, 0.25, 0.5, 1, 2, 4, 16, 64];
 const FRAME_MS = 50;
@@ -40,8 +40,8 @@ export function usePlayback(opened, draw) {
   const playback = useMemo(() => opened && new Playback(opened.log), [opened]);
   const [speed, setSpeed] = useState(1);
   const [isPlaying, play] = useState(false);
-  useEffect(() => play(false), [playback]);
-  // Before the page is drawn: a slow one would play on behind the word to hold.
+  // Before the page is drawn: a slow one would play on behind the word to hold, or hold behind the word to play.
+  useLayoutEffect(() => play(false), [playback]);
   useLayoutEffect(() => {
     if (!playback || !isPlaying) return undefined;
     let before = performance.now();

@@ -2,7 +2,7 @@
 // nobody but the model hears it.
 
 import { language, t } from "./texts.js";
-import { html, useEffect, useRef, useState } from "./ui.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
 const RATE = 16_000;
 // If the server does not say how long a clip may be.
@@ -75,7 +75,8 @@ export function Microphone({ mostSeconds, take, fail }) {
     end.current = null;
     setSeconds(-1);
   };
-  useEffect(() => {
+  // Before the page is drawn: behind the word to stop, a slow one would count on.
+  useLayoutEffect(() => {
     if (!isOn) return undefined;
     const timer = setTimeout(() => (seconds + 1 >= most ? stop() : setSeconds(seconds + 1)), 1000);
     return () => clearTimeout(timer);

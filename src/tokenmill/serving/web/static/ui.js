@@ -52,9 +52,9 @@ export function closesByEscape(event, close) {
   close();
 }
 
-// For a panel that opens: the focus goes in, and back to where it was.
+// For a panel that opens: the focus goes in, before anybody can see it and press a key, and back to where it was.
 export function useFocusInside(place) {
-  useEffect(() => {
+  useLayoutEffect(() => {
     const before = document.activeElement;
     place.current.querySelector("input, textarea, button")?.focus();
     return () => {
