@@ -285,7 +285,8 @@ def float_pass_obstacle(architecture: Architecture) -> str | None:
         return "only encoders run natively in float32"
     if any(isinstance(layer.mlp, MoeSpec) or layer.norms_attention_twice or layer.has_scalar for layer in layers):
         return "its layers have experts or further norms"
-    if len(own) < len(layers) or any(one.joint_norm or one.has_gate or one.has_sinks or one.norms_values for one in own):
+    further = (one.joint_norm or one.has_gate or one.has_sinks or one.norms_values for one in own)
+    if len(own) < len(layers) or any(further):
         return "its attention has further parts"
     if any(one.head_dim % HEAD_MULTIPLE or one.head_dim > MOST_HEAD_DIM for one in own):
         return f"heads are of a multiple of {HEAD_MULTIPLE} up to {MOST_HEAD_DIM} numbers"
