@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "adapted_rows.h"
+#include "float_kernels.h"
 #include "pages.h"
 #include "paged_attention.h"
 #include "recurrence.h"
@@ -41,8 +42,9 @@ struct BlockRows {
 struct Output {
   Rows rows;
   Element element;
-  const uint16_t* bias;  // bf16, or null
+  const uint16_t* bias;  // bf16, or null; of a matrix of float32 the address of float32
   Gate gate;             // of a gated matrix
+  const Activation* activation = nullptr;  // of what a matrix of float32 without gates gives; null: none
 };
 
 // What errors of a row's numbers cost when they are rounded to integers.
@@ -64,7 +66,7 @@ struct KernelTable {
   void (*pack_integers)(const Packed& weights, int64_t start, const QuantizedRows& source, int threads);
   // The same of rows as llama.cpp stores them.
   void (*pack_blocks)(const Packed& weights, int64_t start, const BlockRows& source, int threads);
-  // out[m] = W x[m] for x [count, depth] in bf16. The bits of a row depend on that row of x alone.
+  // out[m] = W x[m] for x [count, depth] in bf16, of a matrix of float32 in float32. The bits of a row depend on that row of x alone.
   void (*linear)(const Packed& weights, const Rows& x, const Output& output, int threads);
   // ids[m] = the row of the largest of W x[m], the lowest of equal ones; NO_TOKEN if that is not finite. values[m] is
   // that largest one, whatever it is (NaN before all others); null: not wanted.
@@ -90,6 +92,9 @@ struct KernelTable {
   void (*draw)(const DrawCall& call, int threads);
   void (*logprobs)(const LogprobCall& call, int threads);
   void (*apply_token_bitmask)(const TokenBitmaskCall& call, int threads);
+  // See float_kernels.h.
+  void (*norm_floats)(const FloatNormCall& call, int threads);
+  void (*attend_texts)(const TextCall& call, int threads);
   // See recurrence.h.
   void (*short_conv)(const ShortConvCall& call, const StateRows& rows, int threads);
   void (*delta_rule)(const DeltaRuleCall& call, const StateRows& rows, int threads);

@@ -20,6 +20,9 @@ inline uint32_t bits_of(float value) {
   return bits;
 }
 
+// A vector of a pass of float32, which structures have by its address as those of bf16.
+inline const float* as_floats(const uint16_t* vector) { return reinterpret_cast<const float*>(vector); }
+
 inline float widened(uint16_t bf16) { return float_of(static_cast<uint32_t>(bf16) << 16); }
 
 // To bfloat16, to nearest even.

@@ -18,6 +18,7 @@
 //   q6_k         groups of 16 inputs: nibbles, then two more bits of each code, [2][2][16][4] bytes, of which each line is
 //                for four K steps and has those of the first in bits 7 and 6; then the signed bytes s [4][16];
 //                w = (code - 32) * (d * s)
+//   float32      [depth][16] of float32, for inputs of float32
 //
 // A panel of two levels begins with its units: for each 256 inputs d [16], and e [16] where there are offsets.
 //
@@ -41,9 +42,9 @@ constexpr int64_t UNIT_SIZE = 256;  // inputs that share the units of two levels
 
 enum class Format : int {
   bf16 = 0, int8 = 1, int4 = 2, int4_offset = 3, mxfp4 = 4, int5 = 5, q4_k = 6, q5_k = 7, q6_k = 8, iq4 = 9,
-  int5_offset = 10
+  int5_offset = 10, float32 = 11
 };
-constexpr int NUM_FORMATS = 11;
+constexpr int NUM_FORMATS = 12;
 
 constexpr int64_t bits_of(Format format) {
   switch (format) {
@@ -100,6 +101,10 @@ constexpr Format format_of(BlockKind kind) {
 // gate up to 7 and up from -7 to 7, gate * sigmoid(1.702 gate) * (up + 1).
 enum class Gate : int { silu = 0, gelu = 1, clamped = 2, gelu_erf = 3 };
 
+// What a product without a gate is made of: the square of its positive part; GELU with tanh, x / (1 + e^-2u) for u =
+// sqrt(2 / pi) (x + 0.044715 x^3); GELU, x (1 + erf(x / sqrt(2))) / 2; its positive part; x / (1 + e^-x).
+enum class Activation : int { relu2 = 0, gelu = 1, gelu_erf = 2, relu = 3, silu = 4 };
+
 struct Packed {
   Format format;
   bool gated;
@@ -120,6 +125,7 @@ struct Packed {
     return ((depth + UNIT_SIZE - 1) / UNIT_SIZE * unit_bytes_of(format) + 63) / 64 * 64;
   }
   int64_t panel_bytes() const {
+    if (format == Format::float32) return depth * NR * 4;
     if (format == Format::bf16) return (depth + GROUP_SIZE - 1) / GROUP_SIZE * GROUP_SIZE * NR * 2;
     return units_bytes() + k_blocks() * k_block_bytes();
   }

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "packed.h"
+
 namespace tokenmill {
 
 // RMSNorm of rows of bf16 [count][size], each array with its own stride. A delta, times its scale, is added to x first, in
@@ -68,10 +70,6 @@ struct ScaledSumCall {
   float delta_scale, factor;
   int64_t count;
 };
-
-// What a product without a gate is made of: the square of its positive part; GELU with tanh, x / (1 + e^-2u) for u =
-// sqrt(2 / pi) (x + 0.044715 x^3); GELU, x (1 + erf(x / sqrt(2))) / 2; its positive part; x / (1 + e^-x).
-enum class Activation : int { relu2 = 0, gelu = 1, gelu_erf = 2, relu = 3, silu = 4 };
 
 // Rows of bf16 [count][size], in place.
 struct ActivationCall {

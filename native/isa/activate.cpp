@@ -11,17 +11,6 @@ namespace {
 
 constexpr int64_t PIECE = 1 << 14;  // numbers
 
-// A NaN is the second operand of max, which then returns it.
-F32 activated(Activation activation, F32 x) {
-  switch (activation) {
-    case Activation::gelu: return gelu_tanh(x);
-    case Activation::gelu_erf: return gelu_erf(x);
-    case Activation::relu: return max(zero(), x);
-    case Activation::silu: return silu(x);
-    default: return mul(max(zero(), x), max(zero(), x));
-  }
-}
-
 }  // namespace
 
 void activate(const ActivationCall& call, int threads) {

@@ -56,6 +56,7 @@ auto micro_kernel_of(Format format) -> void (*)(const MicroTile&) {
     case Format::q5_k: return micro_kernel_q5_k;
     case Format::q6_k: return micro_kernel_q6_k;
     case Format::iq4: return micro_kernel_iq4;
+    case Format::float32: break;  // linear_float32.cpp
   }
   return nullptr;
 }
@@ -157,6 +158,7 @@ void linear_of_parts(const Packed& weights, const Rows& x, const Output& output,
 
 void linear(const Packed& weights, const Rows& x, const Output& output, int threads) {
   if (weights.parts) return linear_of_parts(weights, x, output, threads);
+  if (weights.format == Format::float32) return linear_float32(weights, x, output, threads);
   const uint16_t* bias = output.bias;
   if (weights.gated) {
     const int64_t half = weights.half();

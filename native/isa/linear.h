@@ -66,6 +66,8 @@ void pack(const Packed& weights, int64_t start, const Rows& source, Element elem
 void pack_integers(const Packed& weights, int64_t start, const QuantizedRows& source, int threads);
 void pack_blocks(const Packed& weights, int64_t start, const BlockRows& source, int threads);
 void linear(const Packed& weights, const Rows& x, const Output& output, int threads);
+// The same of a matrix of float32.
+void linear_float32(const Packed& weights, const Rows& x, const Output& output, int threads);
 void argmax(const Packed& weights, const Rows& x, int64_t* ids, float* values, int threads);
 void lookup(const Packed& weights, const int64_t* ids, const Rows& out, int threads);
 

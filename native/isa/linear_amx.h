@@ -15,6 +15,7 @@ inline auto macro_kernel_of(Format format) -> void (*)(const MacroTile&) {
     case Format::bf16: return macro_kernel_bf16;
     case Format::int8:
     case Format::q6_k: break;  // by vectors: linear.cpp
+    case Format::float32: break;  // linear_float32.cpp
     case Format::int4: return macro_kernel_int4;
     case Format::int4_offset: return macro_kernel_int4_offset;
     case Format::int5: return macro_kernel_int5;

@@ -39,6 +39,7 @@ inline auto row_tiles_of(Format format) -> void (*)(const MicroTile&) {
     case Format::q5_k: return row_tiles_q5_k;
     case Format::q6_k: return row_tiles_q6_k;
     case Format::iq4: return row_tiles_iq4;
+    case Format::float32: break;  // linear_float32.cpp
   }
   return nullptr;
 }

@@ -51,6 +51,30 @@ inline F32 gelu_erf(F32 x) {
   return sub(max(zero(), x), mul(mul(magnitude, broadcast(0.5f)), tail));
 }
 
+// The same for float32: P has a relative error of 4e-8.
+inline F32 gelu_erf_float32(F32 x) {
+  const F32 magnitude = max(sub(zero(), x), x);
+  const F32 t = div(broadcast(1.0f), fma(magnitude, broadcast(0.5f * 0.70710678f), broadcast(1.0f)));
+  F32 p = broadcast(-0.059363075f);
+  for (const float c : {0.28601024f, -0.49017182f, 0.28146631f, -0.02896581f, 0.20367585f, 0.24285428f, 0.28240949f,
+                        0.28208447f}) {
+    p = fma(p, t, broadcast(c));
+  }
+  const F32 tail = mul(mul(exp2(mul(mul(x, x), broadcast(-0.72134752f))), t), p);
+  return sub(max(zero(), x), mul(mul(magnitude, broadcast(0.5f)), tail));
+}
+
+// A NaN is the second operand of max, which then returns it.
+inline F32 activated(Activation activation, F32 x) {
+  switch (activation) {
+    case Activation::gelu: return gelu_tanh(x);
+    case Activation::gelu_erf: return gelu_erf(x);
+    case Activation::relu: return max(zero(), x);
+    case Activation::silu: return silu(x);
+    default: return mul(max(zero(), x), max(zero(), x));
+  }
+}
+
 // NaN is the second operand of min and max, which then return it.
 inline F32 gated(Gate gate, F32 x, F32 up) {
   if (gate == Gate::silu) return mul(silu(x), up);

@@ -55,6 +55,15 @@ void pack_bf16(const PanelSlice& slice, const Packed& weights, const Rows& sourc
   }
 }
 
+void pack_float32(const PanelSlice& slice, const Packed& weights, const Rows& source, Element element) {
+  const int64_t bytes = element == Element::float32 ? 4 : 2;
+  auto* to = reinterpret_cast<float*>(slice.panel) + slice.lane;
+  for (int64_t i = 0; i < slice.count; ++i) {
+    const auto* from = static_cast<const uint8_t*>(source.data) + (slice.first + i) * source.stride * bytes;
+    for (int64_t k = 0; k < weights.depth; ++k) to[k * LANES + i] = as_float(from, k, element);
+  }
+}
+
 void pack_quantized(const PanelSlice& slice, const Packed& weights, const Rows& source, Element element,
                     const ErrorCosts& costs) {
   const int64_t depth = weights.k_blocks() * K_BLOCK, bytes = element == Element::float32 ? 4 : 2;
@@ -72,8 +81,11 @@ void pack_quantized(const PanelSlice& slice, const Packed& weights, const Rows& 
 void pack(const Packed& weights, int64_t start, const Rows& source, Element element, const ErrorCosts& costs, int threads) {
   const auto slices = cut_into_slices(weights, start, source.count);
   parallel_for(static_cast<int64_t>(slices.size()), threads, [&](int64_t i) {
-    weights.format == Format::bf16 ? pack_bf16(slices[i], weights, source, element)
-                                   : pack_quantized(slices[i], weights, source, element, costs);
+    switch (weights.format) {
+      case Format::bf16: return pack_bf16(slices[i], weights, source, element);
+      case Format::float32: return pack_float32(slices[i], weights, source, element);
+      default: return pack_quantized(slices[i], weights, source, element, costs);
+    }
   });
 }
 
@@ -104,6 +116,12 @@ void lookup(const Packed& weights, const int64_t* ids, const Rows& out, int thre
   parallel_for(out.count, out.count * weights.depth < 1 << 15 ? 1 : threads, [&](int64_t m) {
     const int64_t place = weights.place(ids[m]);
     const uint8_t* panel = weights.data + place / LANES * weights.panel_bytes();
+    if (weights.format == Format::float32) {
+      auto* to = static_cast<float*>(out.data) + m * out.stride;
+      const float* from = reinterpret_cast<const float*>(panel) + place % LANES;
+      for (int64_t k = 0; k < weights.depth; ++k) to[k] = from[k * LANES];
+      return;
+    }
     auto* to = static_cast<uint16_t*>(out.data) + m * out.stride;
     if (weights.format != Format::bf16) return dequantize_row(weights, panel, place % LANES, to);
     const uint8_t* from = panel + place % LANES * 4;

@@ -202,7 +202,24 @@ void store_row(const Packed& weights, uint8_t* panel, int64_t lane, const Quanti
   }
 }
 
+// The same numbers as below, a group at a time: tables of embeddings are read for every token.
+static void dequantize_bytes(const Packed& weights, const uint8_t* panel, int64_t lane, uint16_t* to) {
+  for (int64_t k = 0; k < weights.depth; k += GROUP_SIZE) {
+    const Group group(weights, panel, lane, k / GROUP_SIZE);
+    uint8_t bytes[GROUP_SIZE];
+    float numbers[GROUP_SIZE];
+    for (int64_t i = 0; i < GROUP_SIZE; i += 4) std::memcpy(bytes + i, &group.at(i), 4);
+    const float scale = fp16_to_float(load_halfword(group.scale)), zero = -scale * static_cast<float>(group.zero);
+    for (int64_t i = 0; i < GROUP_SIZE; ++i) numbers[i] = static_cast<float>(bytes[i]) * scale + zero;
+    for (int64_t i = 0; i < GROUP_SIZE && k + i < weights.depth; i += LANES) {
+      const int64_t left = weights.depth - k - i;
+      store_partial_bf16(to + k + i, load(numbers + i), left < LANES ? left : LANES);
+    }
+  }
+}
+
 void dequantize_row(const Packed& weights, const uint8_t* panel, int64_t lane, uint16_t* to) {
+  if (weights.format == Format::int8) return dequantize_bytes(weights, panel, lane, to);
   for (int64_t k = 0; k < weights.depth; ++k) {
     to[k] = to_bf16(Group(weights, panel, lane, k / GROUP_SIZE).number(k % GROUP_SIZE));
   }

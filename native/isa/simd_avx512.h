@@ -14,6 +14,8 @@ inline F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
 inline F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
 inline F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
 inline F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
+// sums += a * b.
+inline void add_product(F32& sums, F32 a, F32 b) { sums = _mm512_fmadd_ps(a, b, sums); }
 inline F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }
 inline F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }
 inline float reduce_add(F32 a) { return _mm512_reduce_add_ps(a); }

@@ -4,6 +4,7 @@
 #include "isa/adapters.h"
 #include "isa/attention.h"
 #include "isa/delta_rule.h"
+#include "isa/float_rows.h"
 #include "isa/token_bitmask.h"
 #include "isa/linear.h"
 #include "isa/draw.h"
@@ -45,6 +46,8 @@ const KernelTable& table() {
       .draw = draw,
       .logprobs = logprobs,
       .apply_token_bitmask = apply_token_bitmask,
+      .norm_floats = norm_floats,
+      .attend_texts = attend_texts,
       .short_conv = short_conv,
       .delta_rule = delta_rule,
       .state_space = state_space,

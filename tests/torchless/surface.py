@@ -100,6 +100,15 @@ class Walks:
         with self._open() as llm:
             return [_exact(one.outputs.embedding) for one in llm.embed([PROMPT, [4, 5]], use_tqdm=False)]
 
+    def float_embedder(self) -> Any:
+        """Vectors of an encoder in float32, of weights that an earlier start has packed too."""
+        found = []
+        for _ in ("first", "second"):
+            with self._open(dtype="float32") as llm:
+                found.append([_exact(one.outputs.embedding) for one in llm.embed([PROMPT, [4, 5]], use_tqdm=False)])
+        assert found[0] == found[1]
+        return found
+
     def classifier(self) -> Any:
         """Probabilities of a model's labels."""
         with self._open() as llm:

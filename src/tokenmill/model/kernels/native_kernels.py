@@ -1,5 +1,7 @@
 """Kernels in C++ for bfloat16 models on CPUs; see native/. Their torch reference is `TorchKernels`.
 
+Weights of encoders may be float32; only a pass in one native call multiplies those.
+
 Of experts, whose C++ side is native/experts.h, a mixture is one native call.
 """
 
@@ -43,14 +45,13 @@ if TYPE_CHECKING:
 class NativeKernels(NativeRecurrence, ExpertMaker):
     """`Kernels` in C++. Weights are packed when they are filled; a row's result depends on no other row, bit for bit.
 
-    Vectors are NumPy arrays of the bits of bfloat16. Activations may be of NumPy or of torch.
+    Vectors are NumPy arrays of the bits of bfloat16, or of float32. Activations may be of NumPy or of torch.
 
     Attributes:
-        formats: storage formats of the matrices.
+        formats: storage formats of the matrices. dtype: `float32` if they are `FLOATS`, else `bfloat16`.
     """
 
     name = "native"
-    dtype = "bfloat16"
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class NativeKernels(NativeRecurrence, ExpertMaker):
     ) -> None:
         super().__init__(native)
         self.formats = formats
+        self.dtype = "float32" if formats.layers is PackedFormat.FLOAT32 else "bfloat16"
         self.has_memory = has_memory
         self.maps_tables = True
         self._arena = arena
@@ -104,16 +106,16 @@ class NativeKernels(NativeRecurrence, ExpertMaker):
 
     def vector(self, size: int, is_wide: bool = False) -> npt.NDArray[Any]:
         """Make an unfilled vector, in the arena if there is one."""
-        dtype = np.dtype(np.float32 if is_wide else np.uint16)
+        dtype = np.dtype(np.float32 if is_wide or self.dtype == "float32" else np.uint16)
         if not self.has_memory:  # all of its numbers are one, which cannot be written
             return np.broadcast_to(dtype.type(0), (size,))
         if self._arena is None:
             return np.empty(size, dtype)
         return self._arena.take(size * dtype.itemsize).view(dtype)
 
-    def constant(self, values: Floats) -> npt.NDArray[np.uint16]:
-        """Return the bits of numbers rounded to bfloat16."""
-        return StoredArray(values, "F32").bfloat16()
+    def constant(self, values: Floats) -> npt.NDArray[Any]:
+        """Return numbers in float32, or the bits of numbers rounded to bfloat16."""
+        return np.ascontiguousarray(values) if self.dtype == "float32" else StoredArray(values, "F32").bfloat16()
 
     def normal(self, shape: tuple[int, ...], deviation: float, seed: int) -> StoredArray:
         """Return random numbers around 0."""

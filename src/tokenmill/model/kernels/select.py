@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.protocol import Kernels
-from tokenmill.model.quantization.packed import UNQUANTIZED, PackedFormats
+from tokenmill.model.quantization.packed import FLOATS, UNQUANTIZED, PackedFormats
 
 
 def select_kernels(
@@ -16,7 +16,8 @@ def select_kernels(
     Args:
         name: `torch`, `native` or `auto`.
         dtype: its name, e.g. `bfloat16`.
-        formats: formats of the matrices, for kernels that can pack them. Torch kernels dequantize checkpoints.
+        formats: formats of the matrices, for kernels that can pack them; `FLOATS` of a model whose native pass runs in
+            float32. Torch kernels dequantize checkpoints.
 
     Returns:
         The kernels, and a clause that gives the reason for the choice.
@@ -26,7 +27,7 @@ def select_kernels(
     """
     if name == "torch":
         return _in_torch(device, dtype), "asked for"
-    obstacle = _obstacle(device, dtype)
+    obstacle = _obstacle(device, dtype, formats)
     native = load_kernels(num_threads) if obstacle is None else None
     if native is not None:
         # Imported here: these modules need the extension.
@@ -46,10 +47,10 @@ def _in_torch(device: str, dtype: str) -> Kernels:
     return TorchKernels(dtype, device)
 
 
-def _obstacle(device: str, dtype: str) -> str | None:
+def _obstacle(device: str, dtype: str, formats: PackedFormats) -> str | None:
     """Return the reason that rules out the native kernels; None if they can run, provided they were built."""
     if device.partition(":")[0] != "cpu":
         return "the native kernels are for CPUs"
-    if dtype != "bfloat16":
+    if dtype != ("float32" if formats == FLOATS else "bfloat16"):
         return f"the native kernels are for bfloat16, not {dtype}"
     return None

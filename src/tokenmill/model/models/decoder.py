@@ -118,6 +118,11 @@ class Decoder:
         return Layer(architecture.layers[index], place, architecture.hidden_size, self.rotary, own, self.collective)
 
     @property
+    def dtype(self) -> str:
+        """Name of the dtype of its hidden states."""
+        return self._kernels.dtype
+
+    @property
     def attention_spec(self) -> AttentionSpec:
         """Description of this rank's attention layers for an attention backend."""
         layers = [layer.attention.spec for layer in self.layers if layer.attention is not None]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.attention.backends.native import NativeAttention
 from tokenmill.model.attention.context import own_rows, shares_rows
 from tokenmill.model.attention.groups import GroupedAttention
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from tokenmill import _native
+    from tokenmill.model.architecture.architecture import Architecture
     from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
     from tokenmill.model.attention.protocol import AttentionBackend
     from tokenmill.model.kernels.adapters import Adapter, AdapterRows
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 BF16_BYTES = 2
 NATIVE_ATTENTION = "native"
+HEAD_MULTIPLE, MOST_HEAD_DIM = 16, 512
 MOST_KEPT_LOGITS = 64 << 20  # bytes: 64 rows of 262,144 tokens
 
 Bits = npt.NDArray[np.uint16]
@@ -55,7 +58,18 @@ class NativeDecoder:
     It holds addresses: the weights and the memory stay where they are.
     """
 
-    __slots__ = ("_attention", "_decoder", "_groups", "_logits", "_native", "_room", "_scratch", "_states", "_table")
+    __slots__ = (
+        "_attention",
+        "_decoder",
+        "_dtype",
+        "_groups",
+        "_logits",
+        "_native",
+        "_room",
+        "_scratch",
+        "_states",
+        "_table",
+    )
 
     def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
         self._decoder = decoder
@@ -65,6 +79,7 @@ class NativeDecoder:
         self._scratch, self._logits = _Scratch(), _Logits()
         self._groups = groups
         self._native = _bind(decoder, groups)
+        self._dtype = np.float32 if decoder.dtype == "float32" else np.uint16
         self._table: object = None
         self._states: NativeStates | None = None
         self._room = decoder.collective.native
@@ -83,7 +98,7 @@ class NativeDecoder:
             hidden: [T, hidden_size] bfloat16, from the stage before this one or of a draft head; None: absent.
 
         Returns:
-            [S, hidden_size] bfloat16, as its bits.
+            [S, hidden_size] bfloat16, as its bits, or float32.
         """
         assert attention is self._attention, "the pass is bound to the memory of one attention"
         if batch.taps is not None and self._decoder.is_tapped_behind:
@@ -103,7 +118,8 @@ class NativeDecoder:
         self._bind_table()
         if self._room is not None:
             assert self._native.shared_numbers(tokens) * BF16_BYTES <= self._room.num_bytes, "a larger step"
-        out = np.empty((outputs if shard.is_last_stage else tokens, self._decoder.architecture.hidden_size), np.uint16)
+        rows_out = outputs if shard.is_last_stage else tokens
+        out = np.empty((rows_out, self._decoder.architecture.hidden_size), self._dtype)
         rows = self._position_rows(batch)
         begins = _begin(batch.token_ids), _begin(hidden), _begin(rows), _begin(batch.types)
         inputs = (*begins, tokens, _begin(batch.output_indices), outputs)
@@ -259,6 +275,21 @@ def native_pass_obstacle(decoder: Decoder, attention: str) -> str | None:
         return "its attention is normed twice"
     if any(isinstance(layer.mlp, MoE) and not layer.mlp.spec.is_gated for layer in decoder.layers):
         return "its experts have no gates"
+    return None
+
+
+def float_pass_obstacle(architecture: Architecture) -> str | None:
+    """Return why no native pass runs this model in float32; None: one does, if the kernels were built."""
+    layers, own = architecture.layers, architecture.attentions
+    if architecture.needs_kv or architecture.has_head or architecture.per_layer is not None:
+        return "only encoders run natively in float32"
+    if any(isinstance(layer.mlp, MoeSpec) or layer.norms_attention_twice or layer.has_scalar for layer in layers):
+        return "its layers have experts or further norms"
+    further = (one.joint_norm or one.has_gate or one.has_sinks or one.norms_values for one in own)
+    if len(own) < len(layers) or any(further):
+        return "its attention has further parts"
+    if any(one.head_dim % HEAD_MULTIPLE or one.head_dim > MOST_HEAD_DIM for one in own):
+        return f"heads are of a multiple of {HEAD_MULTIPLE} up to {MOST_HEAD_DIM} numbers"
     return None
 
 

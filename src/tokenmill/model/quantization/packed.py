@@ -204,6 +204,7 @@ class PackedFormat(IntEnum):
     Q6_K = 8  # a scale for each 16 inputs
     IQ4 = 9  # codes of the 16 integers of IQ4_NL, and a scale for each 32 inputs
     INT5_OFFSET = 10  # as INT5, and an offset
+    FLOAT32 = 11  # for inputs of float32
 
 
 BLOCK_FORMATS: Mapping[str, PackedFormat] = MappingProxyType(
@@ -258,6 +259,8 @@ class PackedFormats(msgspec.Struct, frozen=True):
 
 
 UNQUANTIZED = PackedFormats()
+FLOATS = PackedFormats(PackedFormat.FLOAT32, PackedFormat.FLOAT32)
+"""Those of a model in float32."""
 # What `--quantization` makes of a model; of int4 where nothing can be measured, or is not yet: see weights/mixture.py.
 # Few bits cost most in the head, whose rows are the tokens.
 QUANTIZATIONS: Mapping[str, PackedFormats] = MappingProxyType(

@@ -173,7 +173,7 @@ def _choose_kernels(
 ) -> tuple[Kernels, str]:
     """Check what the device can do; return kernels in formats that fit the budget, and why these."""
     check(config, platform)
-    kernels, reason = choose_kernels(config, platform, folder, num_threads)
+    kernels, reason = choose_kernels(config, platform, folder, num_threads, architecture)
     platform.set_num_threads(num_threads)  # the kernels may have brought torch
     return within_budget(config, kernels, architecture), reason
 

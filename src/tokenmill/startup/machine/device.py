@@ -19,7 +19,8 @@ from tokenmill.model.attention.registry import AttentionChoice, choose_attention
 from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.kernels.select import select_kernels
-from tokenmill.model.quantization.packed import PackedFormat
+from tokenmill.model.models.native_decoder import float_pass_obstacle
+from tokenmill.model.quantization.packed import FLOATS, PackedFormat
 from tokenmill.model.weights.loader import check_stored, choose_formats
 from tokenmill.model.weights.mixture import can_mix, typical_formats
 from tokenmill.platform.memory import huge_pages
@@ -89,8 +90,17 @@ def _gpu_obstacles(config: EngineConfig, platform: Platform) -> Iterator[str]:
             yield f"{flag} needs a GPU of capability {_dotted(least)}, this one has {_dotted(generation)}"
 
 
-def choose_kernels(config: EngineConfig, platform: Platform, folder: Path, num_threads: int) -> tuple[Kernels, str]:
+def choose_kernels(
+    config: EngineConfig,
+    platform: Platform,
+    folder: Path,
+    num_threads: int,
+    architecture: Architecture | None = None,
+) -> tuple[Kernels, str]:
     """Choose kernels for the platform, in the formats that the checkpoint or `--quantization` asks for; says why.
+
+    Args:
+        architecture: of the model; None: one that does not run in float32 natively.
 
     Raises:
         InvalidConfig: these weights cannot be multiplied here in the form that is asked for.
@@ -101,12 +111,20 @@ def choose_kernels(config: EngineConfig, platform: Platform, folder: Path, num_t
         return gpu_kernels(config, platform, choose_formats(folder, None).experts)
     wanted = None if is_stored or config.quantization == "none" else config.quantization
     formats = choose_formats(folder, wanted)
+    if architecture is not None and runs_floats(config, architecture):
+        formats = FLOATS
     if config.lora_merge is not None:
         formats = formats.for_floats()
     kernels, reason = select_kernels(config.kernels, "cpu", config.dtype, num_threads, formats)
     if wanted is not None and kernels.name != "native":
         raise InvalidConfig(f"--quantization {wanted} needs the native kernels: {reason}")
     return kernels, reason
+
+
+def runs_floats(config: EngineConfig, architecture: Architecture) -> bool:
+    """Return True if a model runs on the CPU in float32 natively, where the kernels were built."""
+    is_free = config.kernels != "torch" and config.attention_backend in ("auto", "native")
+    return config.dtype == "float32" and is_free and float_pass_obstacle(architecture) is None
 
 
 def name_rounding(kernels: Kernels, device: str, uses_torch: bool = False) -> str:
@@ -149,6 +167,8 @@ def choose_backend(
         InvalidConfig: the backend cannot run here; see `choose_attention`.
     """
     kv_dtype = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    if kernels.name == "native" and config.dtype == "float32":
+        kv_dtype = "bfloat16"  # scratch pages, which a pass in float32 leaves alone
     wanted = AttentionConfig(
         spec,
         config.page_size,

@@ -15,6 +15,7 @@ from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.kernels.native import available_levels
 from tokenmill.platform.protocol import Platform
 from tokenmill.platform.torch_package import has_torch, missing_torch
+from tokenmill.startup.machine.device import runs_floats
 
 
 class TorchNeed(msgspec.Struct, frozen=True):
@@ -37,7 +38,10 @@ def _kernels(config: EngineConfig, architecture: Architecture | None) -> str | N
 
 
 def _dtype(config: EngineConfig, architecture: Architecture | None) -> str | None:
-    return f"--dtype {config.dtype} on a CPU" if config.dtype in ("float16", "float32") else None
+    # Of what runs in float32 without torch the architecture says more.
+    is_native = config.dtype == "float32" and (architecture is None or runs_floats(config, architecture))
+    is_refused = config.dtype in ("float16", "float32") and not is_native
+    return f"--dtype {config.dtype} on a CPU" if is_refused else None
 
 
 def _attention(config: EngineConfig, architecture: Architecture | None) -> str | None:

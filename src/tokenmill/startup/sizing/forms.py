@@ -124,7 +124,7 @@ def form_of(
     """
     check(config, platform)
     check_torch(config, architecture, platform)
-    kernels, _ = choose_kernels(config, platform, folder, num_threads)
+    kernels, _ = choose_kernels(config, platform, folder, num_threads, architecture)
     shapes, weight_bytes = measure(architecture, within_budget(config, kernels, architecture))
     attention = choose_backend(config, platform, shapes.attention_spec, kernels)
     name = config.dtype if config.quantization == "none" else config.quantization

@@ -1,0 +1,204 @@
+#include "text_pass.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "numbers.h"
+
+namespace tokenmill {
+
+namespace {
+
+constexpr int64_t LINE = 16;  // float32 numbers of a cache line
+// Tokens of a chunk, unless a text has more: many for each reading of the weights, and few enough for the cache.
+constexpr int64_t CHUNK = 192;
+
+// An odd number of cache lines, as in forward_pass.cpp.
+int64_t stride_of(int64_t size) { return ((size + LINE - 1) / LINE | 1) * LINE; }
+
+struct Widths {
+  int64_t hidden, qkv = 0, attention_out = 0, intermediate = 0;
+
+  explicit Widths(const Decoder& decoder) : hidden(stride_of(decoder.hidden_size)) {
+    for (const DecoderLayer& layer : decoder.layers) {
+      qkv = std::max(qkv, stride_of(layer.attention.qkv.weights.rows));
+      attention_out = std::max(attention_out, stride_of(layer.output.weights.depth));
+      intermediate = std::max(intermediate, stride_of(layer.block.down.weights.depth));
+    }
+  }
+  int64_t all() const { return 3 * hidden + qkv + attention_out + intermediate; }
+};
+
+}  // namespace
+
+int64_t TextPass::scratch_numbers(const Decoder& decoder, int64_t tokens) {
+  return 2 * (tokens * Widths(decoder).all() + LINE);
+}
+
+TextPass::TextPass(const Decoder& decoder, const DecoderCall& call)
+    : decoder_(decoder),
+      call_(call),
+      table_(decoder.kernels().table),
+      step_(call.planned.front()->step),
+      threads_(decoder.kernels().threads) {
+  int64_t most = 0;
+  for (int64_t first = 0; first < step_.requests;) {
+    const int64_t end = chunk_end(first);
+    most = std::max<int64_t>(most, step_.query_starts[end] - step_.query_starts[first]);
+    first = end;
+  }
+  const Widths widths(decoder);
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(call.scratch) + 63) / 64 * 64;
+  float* free = reinterpret_cast<float*>(begin);
+  const auto take = [&](Floats& buffer, int64_t stride) {
+    buffer = {free, stride};
+    free += most * stride;
+  };
+  take(residual_, widths.hidden);
+  take(normed_, widths.hidden);
+  take(delta_, widths.hidden);
+  take(qkv_, widths.qkv);
+  take(attention_out_, widths.attention_out);
+  take(intermediate_, widths.intermediate);
+}
+
+// The texts from `first` on, of CHUNK tokens or the last text more.
+int64_t TextPass::chunk_end(int64_t first) const {
+  int64_t end = first + 1;
+  while (end < step_.requests && step_.query_starts[end + 1] - step_.query_starts[first] <= CHUNK) ++end;
+  return end;
+}
+
+void TextPass::run() {
+  for (int64_t first = 0; first < step_.requests;) {
+    const int64_t end = chunk_end(first);
+    run_chunk(first, end);
+    first = end;
+  }
+}
+
+void TextPass::run_chunk(int64_t first, int64_t end) {
+  first_token_ = step_.query_starts[first];
+  rows_ = step_.query_starts[end] - first_token_;
+  first_output_ += outputs_;
+  outputs_ = 0;
+  while (first_output_ + outputs_ < call_.outputs &&
+         call_.output_indices[first_output_ + outputs_] < first_token_ + rows_) {
+    ++outputs_;
+  }
+  if (!outputs_) return;
+  embed();
+  for (const DecoderLayer& layer : decoder_.layers) {
+    attend(layer, first, end);
+    if (&layer == &decoder_.layers.back()) keep_outputs();
+    feed_forward(layer);
+  }
+  this->end();
+}
+
+void TextPass::embed() {
+  addend_ = nullptr;
+  table_.lookup(decoder_.embedding, call_.token_ids + first_token_, rows_of(residual_), threads_);
+  if (decoder_.embedding_multiplier != 1) {
+    for (int64_t m = 0; m < rows_; ++m) {
+      for (int64_t k = 0; k < decoder_.hidden_size; ++k) residual_.row(m)[k] *= decoder_.embedding_multiplier;
+    }
+  }
+  const TextInputs& own = decoder_.text_inputs;
+  if (own.types.rows) {
+    add_rows(own.types, call_.types ? call_.types + first_token_ : std::vector<int64_t>(rows_).data());
+  }
+  if (own.positions.rows) add_rows(own.positions, call_.position_rows + first_token_);
+  if (own.norm.weight) norm(residual_, nullptr, own.norm, residual_);
+}
+
+void TextPass::add_rows(const Packed& table, const int64_t* ids) {
+  table_.lookup(table, ids, rows_of(normed_), threads_);
+  for (int64_t m = 0; m < rows_; ++m) {
+    for (int64_t k = 0; k < decoder_.hidden_size; ++k) residual_.row(m)[k] += normed_.row(m)[k];
+  }
+}
+
+void TextPass::attend(const DecoderLayer& layer, int64_t first, int64_t end) {
+  const Floats& x = normed(layer.norms.attention);
+  project(layer.attention.qkv, x, qkv_);
+  const AttentionShape& shape = decoder_.attentions[layer.attention.group]->shape;
+  table_.attend_texts({shape, step_, layer.attention.layer, first, end, qkv_.data, qkv_.stride, attention_out_.data,
+                       attention_out_.stride}, threads_);
+}
+
+// Keeps only the rows of tokens that have an output: the indices increase, so none is overwritten before it is read.
+void TextPass::keep_outputs() {
+  if (outputs_ == rows_) return;
+  for (int64_t i = 0; i < outputs_; ++i) {
+    const int64_t from = call_.output_indices[first_output_ + i] - first_token_;
+    std::memmove(residual_.row(i), residual_.row(from), decoder_.hidden_size * sizeof(float));
+    std::memmove(attention_out_.row(i), attention_out_.row(from), attention_out_.stride * sizeof(float));
+  }
+  rows_ = outputs_;
+}
+
+void TextPass::feed_forward(const DecoderLayer& layer) {
+  project(layer.output, attention_out_, delta_);
+  if (layer.norms.are_of_sums) {
+    norm(residual_, &delta_, layer.norms.attention_out, residual_);
+    run_dense(layer, residual_);
+    return norm(residual_, &delta_, layer.norms.mlp_out, residual_);
+  }
+  add_later(layer, layer.norms.attention_out);
+  run_dense(layer, normed(layer.norms.mlp));
+  add_later(layer, layer.norms.mlp_out);
+}
+
+void TextPass::run_dense(const DecoderLayer& layer, const Floats& x) {
+  const FeedForward& block = layer.block;
+  project(block.first, x, intermediate_, block.gate, block.first.weights.gated ? nullptr : &block.activation);
+  project(block.down, intermediate_, delta_);
+}
+
+void TextPass::end() {
+  float* out = reinterpret_cast<float*>(call_.out) + first_output_ * decoder_.hidden_size;
+  if (decoder_.final_norm.weight) return norm(residual_, addend_, decoder_.final_norm, {out, decoder_.hidden_size});
+  if (addend_) normed(decoder_.layers.back().norms.mlp);  // for the sum: what is normed nobody reads
+  for (int64_t m = 0; m < rows_; ++m) {
+    std::memcpy(out + m * decoder_.hidden_size, residual_.row(m), decoder_.hidden_size * sizeof(float));
+  }
+}
+
+// Adds to the residual stream what is to be added, and returns its norm; or itself, where there is no weight.
+const Floats& TextPass::normed(const Norm& own) {
+  if (own.weight) {
+    norm(residual_, addend_, own, normed_);
+    addend_ = nullptr;
+    return normed_;
+  }
+  for (int64_t m = 0; addend_ && m < rows_; ++m) {
+    for (int64_t k = 0; k < decoder_.hidden_size; ++k) residual_.row(m)[k] += addend_->row(m)[k] * addend_scale_;
+  }
+  addend_ = nullptr;
+  return residual_;
+}
+
+// The next norm adds what a block gives; or the norm of that, if the block has one.
+void TextPass::add_later(const DecoderLayer& layer, const Norm& own) {
+  if (own.weight) norm(delta_, nullptr, own, delta_);
+  addend_ = &delta_;
+  addend_scale_ = layer.residual_multiplier;
+}
+
+void TextPass::norm(const Floats& x, const Floats* addend, const Norm& own, const Floats& out) const {
+  const Floats added = addend ? *addend : Floats{nullptr, 0};
+  const NormForm& form = decoder_.norm_form;
+  table_.norm_floats({x.data, x.stride, added.data, added.stride, addend ? addend_scale_ : 1.0f, as_floats(own.weight),
+                      as_floats(own.bias), form.are_centered, form.are_offsets, form.eps, out.data, out.stride, rows_,
+                      decoder_.hidden_size}, threads_);
+}
+
+void TextPass::project(const Projection& projection, const Floats& x, const Floats& out, Gate gate,
+                       const Activation* activation) const {
+  const Rows own = {out.data + projection.column, rows_, out.stride};
+  table_.linear(projection.weights, rows_of(x), {own, Element::float32, projection.bias, gate, activation}, threads_);
+}
+
+}  // namespace tokenmill

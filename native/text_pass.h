@@ -1,0 +1,59 @@
+// One pass of an encoder in float32 over the texts of a step, which are whole. Its vectors and matrices are of float32.
+//
+// A chunk of texts runs through all layers before the next one begins, so that its hidden states stay in the cache. It
+// knows what encoders have: no adapters, media, states, experts, taps, or hidden states from elsewhere; see
+// `float_pass_obstacle` in model/models/native_decoder.py.
+#pragma once
+
+#include "decoder.h"
+
+namespace tokenmill {
+
+struct Floats {
+  float* data;
+  int64_t stride;
+
+  float* row(int64_t m) const { return data + m * stride; }
+};
+
+class TextPass {
+ public:
+  TextPass(const Decoder& decoder, const DecoderCall& call);
+
+  static bool runs(const Decoder& decoder) { return decoder.embedding.format == Format::float32; }
+  // Of memory for so many tokens, counted in numbers of 16 bits as `Decoder::scratch_numbers` are.
+  static int64_t scratch_numbers(const Decoder& decoder, int64_t tokens);
+
+  void run();
+
+ private:
+  const Decoder& decoder_;
+  const DecoderCall& call_;
+  const KernelTable& table_;
+  const AttentionStep& step_;
+  const int threads_;
+  int64_t rows_ = 0, first_token_ = 0;     // of the chunk
+  int64_t first_output_ = 0, outputs_ = 0;  // of the step's, those of the chunk
+  const Floats* addend_ = nullptr;  // what is yet to be added to residual_, times the scale; or null
+  float addend_scale_ = 1;
+  Floats residual_, normed_, qkv_, attention_out_, intermediate_, delta_;
+
+  int64_t chunk_end(int64_t first) const;
+  void run_chunk(int64_t first, int64_t end);
+  void embed();
+  void add_rows(const Packed& table, const int64_t* ids);
+  void attend(const DecoderLayer& layer, int64_t first, int64_t end);
+  void keep_outputs();
+  void feed_forward(const DecoderLayer& layer);
+  void run_dense(const DecoderLayer& layer, const Floats& x);
+  void end();
+
+  Rows rows_of(const Floats& buffer) const { return {buffer.data, rows_, buffer.stride}; }
+  const Floats& normed(const Norm& own);
+  void add_later(const DecoderLayer& layer, const Norm& own);
+  void norm(const Floats& x, const Floats* addend, const Norm& own, const Floats& out) const;
+  void project(const Projection& projection, const Floats& x, const Floats& out, Gate gate = Gate::silu,
+               const Activation* activation = nullptr) const;
+};
+
+}  // namespace tokenmill
