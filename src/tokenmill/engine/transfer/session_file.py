@@ -106,7 +106,7 @@ class SessionForm:
                 digest.update(data)
                 position += len(data)
 
-            records = b""
+            records = bytearray()
             for form, contents in ((self.pages, pages), (self.states, states)):
                 if form is None:
                     continue
