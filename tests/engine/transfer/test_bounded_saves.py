@@ -1,4 +1,4 @@
-"""Saves take the memory of a page or two, however long the conversation is: all bytes that Python allocates are counted."""
+"""Saves take the memory of a page or two, however long the conversation is: bytes that Python allocates are counted."""
 
 from __future__ import annotations
 
