@@ -253,10 +253,16 @@ class TransferState(Transfers):
         """Order a save of all that is cached of a prefix, with its states, for one source; maybe of nothing."""
         tokens = np.asarray(export.tokens, dtype=np.int32)
         node = self._kv.cache.match(export.cache_key, tokens, step).node
+        if self._windows is not None:  # nobody can begin behind what is left of it
+            tokens = tokens[: self._windows.pages.num_reached(node.path_pages()) * self.page_size]
+            node = self._kv.cache.match(export.cache_key, tokens, step).node
         pages = node.path_pages()
         states = [] if self._states is None else self._states.pin_unsaved(pages.tolist(), exports=True)
         pin_id = self._pin(export.cache_key, tokens, node, pages, states=states, is_export=True)
-        self._orders.saves.append(SaveOrder(pin_id, 0, pages.tolist(), states, export.source, export.where))
+        prompt = max(0, export.prompt - 1) // self.page_size
+        windows = UNSET if self._windows is None else self._windows.begin_export(pin_id, pages, prompt)
+        order = SaveOrder(pin_id, 0, pages.tolist(), states, export.source, export.where, windows)
+        self._orders.saves.append(order)
 
     def ended(self, request: Request) -> None:
         """Forget the answer for an ended request, and pin its pages if a source wants them kept."""

@@ -254,8 +254,9 @@ def session_files(context: SourceContext, folder: Path) -> SessionFiles:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidConfig(f"--slot-save-path {folder}: {error.strerror or error}") from error
-    pages, *states = _forms(context)
-    return SessionFiles(SessionForm(pages, states[0] if states else None, context.page_size), context.page_size)
+    named = dict(zip([kind for kind, _, _ in _parts(context, 0)], _forms(context), strict=True))
+    form = SessionForm(named[""], named.get("-states"), context.page_size, named.get("-windows"))
+    return SessionFiles(form, context.page_size, context.window)
 
 
 def _forms(context: SourceContext) -> list[SlotFormat]:

@@ -62,7 +62,6 @@ def window_group_obstacle(config: EngineConfig, architecture: Architecture, has_
         "no request is longer than a window": wanted_context(config, architecture.max_position) <= widest,
         "--kv-transfer-config sends whole pages": config.kv_transfer_config is not None,
         "--kv-source knows whole pages": bool(config.kv_source),
-        "--slot-save-path keeps whole pages in its files": bool(config.slot_save_path),
         "several ranks share the model": config.num_ranks > 1,
         "a draft model has pages beside them": has_draft_model,
     }
@@ -152,4 +151,5 @@ def _num_besides(config: EngineConfig, window: int) -> int:
 
 def _num_for_saves(config: EngineConfig, window: int) -> int:
     """Return the window pages of one save, if any store takes some: one can go on while all others are promised."""
-    return most_window_pages(window, config.page_size) if config.kv_disk or config.kv_host_size else 0
+    saves = config.kv_disk or config.kv_host_size or config.slot_save_path
+    return most_window_pages(window, config.page_size) if saves else 0
