@@ -61,6 +61,7 @@ class Pin(msgspec.Struct, frozen=True):
         num_saving: how many of them, the last ones, are being saved. states: those behind which a state is.
         kept_of, kept_for: the request whose pages are kept, and the source that wants them; "": they are being saved.
         is_export: they are being saved for one source, whatever others have.
+        windows: of kept pages those of the window group, by the number of their full page.
     """
 
     node: RadixNode
@@ -72,6 +73,7 @@ class Pin(msgspec.Struct, frozen=True):
     kept_of: str = ""
     kept_for: str = ""
     is_export: bool = False
+    windows: dict[int, int] = {}
 
 
 @dataclass(slots=True)
@@ -259,8 +261,8 @@ class TransferState(Transfers):
         pages = node.path_pages()
         states = [] if self._states is None else self._states.pin_unsaved(pages.tolist(), exports=True)
         pin_id = self._pin(export.cache_key, tokens, node, pages, states=states, is_export=True)
-        prompt = max(0, export.prompt - 1) // self.page_size
-        windows = UNSET if self._windows is None else self._windows.begin_export(pin_id, pages, prompt)
+        ends = len(pages), max(0, export.prompt - 1) // self.page_size
+        windows = UNSET if self._windows is None else self._windows.begin_export(pin_id, pages, ends)
         order = SaveOrder(pin_id, 0, pages.tolist(), states, export.source, export.where, windows)
         self._orders.saves.append(order)
 
@@ -273,10 +275,13 @@ class TransferState(Transfers):
         found = self._found.pop(request.id, None)
         if found is not None and found.kept_for and request.finish_reason in _BY_ITSELF:
             node = self._kv.node(request)
-            whose = (found.kept_for, request.id)
-            self.kept[request.id] = self._pin(
-                request.cache_key, request.token_ids, node, node.path_pages(), whose=whose
-            )
+            pages, whose = node.path_pages(), (found.kept_for, request.id)
+            pin_id = self._pin(request.cache_key, request.token_ids, node, pages, whose=whose)
+            self.kept[request.id] = pin_id
+            if self._windows is not None:
+                ends = (request.num_prompt_tokens - 1) // self.page_size, len(pages)
+                windows = dict(self._windows.begin_export(pin_id, pages, ends))
+                self.pins[pin_id] = msgspec.structs.replace(self.pins[pin_id], windows=windows)
 
     def _pin(
         self,

@@ -123,7 +123,8 @@ def connect(
             raise InvalidConfig(f"{FLAG} is for CPUs so far: pages of a GPU do not go to other engines yet")
         from tokenmill.engine.transfer.remote.source import remote_source
 
-        sources.append(remote_source(remote, context, memory.kv_pieces, layout))
+        (_, pieces), (_, window_pieces) = memory.full_kv, memory.window_kv
+        sources.append(remote_source(remote, context, pieces, layout, window_pieces))
         policy, timeouts = remote.kv_load_failure_policy or policy, TransferTimeouts(**remote.timeouts)
     if config.kv_host_size:
         sources.append(host_tier(context, config.kv_host_size))
