@@ -194,7 +194,7 @@ NAMED: dict[str, str] = {}
 
 
 def named_box(box_class: type[Box]) -> Callable[[SourceContext], Box]:
-    """What makes a source whose box has a name without options."""
+    """Return a maker of sources whose box has a name without options."""
 
     def make(context: SourceContext) -> Box:
         return box_class(msgspec.structs.replace(context, options={"box": NAMED[box_class.__name__]}))

@@ -91,14 +91,14 @@ class WindowTables:
                 found += [(int(number), int(self.pages.beside[full_pages[number]])) for number in numbers]
         return found
 
-    def begin_export(self, save_id: int, full_pages: PageArray, ends: Iterable[int]) -> list[tuple[int, int]]:
+    def begin_export(self, save_id: int, full_pages: PageArray, ends: Iterable[int]) -> dict[int, int]:
         """Do `begin_save` for a whole path, saved or not, at these ends of it, the most important one first."""
         found: dict[int, int] = {}
         for end in ends:
             begin, depth = self._reached(full_pages[:end])
             if begin < depth and self._open(save_id, full_pages[:depth], full_pages[:0]):
                 found |= zip(range(begin, depth), self.pages.beside[full_pages[begin:depth]].tolist(), strict=True)
-        return sorted(found.items())
+        return found
 
     def _reached(self, full_pages: PageArray) -> tuple[int, int]:
         """Return the first and the end of the pages that a request reads which begins behind as many as are a hit."""
