@@ -139,12 +139,14 @@ class Export(_TransferEvent, frozen=True):
 
     Attributes:
         where: the source's own note, which comes back in the `SaveOrder`.
+        prompt: of the tokens, those of the last prompt: another turn may begin behind them.
     """
 
     source: str
     where: str
     cache_key: CacheKey
     tokens: list[int]
+    prompt: int = 0
 
 
 class Encoded(_TransferEvent, frozen=True):

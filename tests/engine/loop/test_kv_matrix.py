@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,6 +32,7 @@ from tests.engine.loop.kv_talks import (
 )
 from tests.eventually import eventually
 from tests.model.kernels.native import ISAS
+from tests.serving.server.running_server import free_port
 from tests.serving.server.split_servers import ASKED, transfer_config
 from tests.tiers import some
 from tokenmill import LLM
@@ -38,10 +40,12 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.version import VERSION, versions
 from tokenmill.engine.kv.window_pages import most_window_pages
+from tokenmill.engine.scheduler.resources.windows import Windows
 from tokenmill.engine.transfer.extension import KVTransfer
 from tokenmill.engine.transfer.tier import Tier
 
 FOUND = 0.95
+WAYS = ("unix", "tcp")
 Next = dict[str, Any]  # how the next engine is opened and asked
 
 
@@ -166,6 +170,44 @@ def test_windows_hold_and_store_few_pages_beside_a_disk(
     assert all(windowed <= most and full > 80 for windowed, full in seen)
     assert len(pages) > 80
     assert 0 < len(windows) <= 3 * 3
+
+
+@pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
+@pytest.mark.parametrize(("served", "transport"), some([(name, way) for name in WINDOWED for way in WAYS], 2))
+def test_windows_go_to_another_engine(
+    talks: Callable[[str], Talk], served: str, transport: str, tmp_path: Path
+) -> None:
+    """Both engines hold few pages of windows; those that a decode begins with are sent."""
+    talk, config = talks(served), partial(transfer_config, folder=tmp_path, transport=transport, port=free_port())
+    with (
+        talk.open(kv_transfer_config=config("kv_producer")) as producer,
+        talk.open(kv_transfer_config=config("kv_consumer")) as consumer,
+    ):
+        (*_, last) = talk.outputs(producer, talk.second, ASKED)
+        kept = producer.stats().num_window_pages_pinned
+        assert 0 < kept <= 2 * most_window_pages(48, 16)
+        found = talk.ask(consumer, talk.second, last.kv_transfer_params)
+        assert found == (talk.reply, (len(talk.second) - 1) // 16 * 16), f"seed {SEED}"
+        eventually(lambda: producer.step() is not None and producer.stats().num_window_pages_pinned == 0)
+        for engine in (producer, consumer):
+            assert engine.stats().num_window_pages < engine.stats().num_pages
+            engine.scheduler.check_invariants()  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
+def test_a_producer_without_room_for_windows_offers_nothing(talks: Callable[[str], Talk], tmp_path: Path) -> None:
+    """All pages of the group are promised to others: whoever decodes computes the prompt."""
+    talk = talks("windows")
+    with talk.open(kv_transfer_config=transfer_config("kv_producer", tmp_path, "unix", 0)) as engine:
+        windows = engine.scheduler.resource(Windows)
+        assert windows is not None
+        windows.pages.num_for_saves = 0
+        left = windows.pages.num_left - windows.pages.num_wanted(100)
+        windows.pages.num_promised += left
+        (*_, last) = talk.outputs(engine, talk.second, ASKED)
+        windows.pages.num_promised -= left
+        assert last.kv_transfer_params is None
+        eventually(lambda: engine.step() is not None and engine.stats().num_pages_pinned == 0)
 
 
 @pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")

@@ -107,11 +107,11 @@ class FakeSource:
         self.states: dict[tuple[CacheKey, bytes], bytes] = {}
         self.known: dict[str, None] = {}
         self.counts = dict.fromkeys(
-            ("later", "loaded", "lost", "late", "saved", "kept", "expired", "states", "windows"), 0
+            ("later", "loaded", "lost", "late", "saved", "kept", "expired", "states", "windows", "kept windows"), 0
         )
         self.windows: dict[tuple[CacheKey, bytes], bytes] = {}
         self._window = window
-        self._mover, self._states = movers.pages, movers.states
+        self._mover, self._states, self._windows_mover = movers.pages, movers.states, movers.windows
         self._page_size = page_size
         self._generator = generator
         self._trouble = trouble
@@ -278,6 +278,12 @@ class FakeSource:
             self._mover.read(page, memoryview(data))
             expected = _as_written(kept.tokens[number * self._page_size : (number + 1) * self._page_size])
             assert bytes(data) == expected.tobytes(), "a page that is kept holds something else"
+        for number, page in kept.windows.items():
+            assert self._windows_mover is not None
+            self._windows_mover.read(page, memoryview(data))
+            expected = _as_written(kept.tokens[number * self._page_size : (number + 1) * self._page_size])
+            assert bytes(data) == expected.tobytes(), "a window page that is kept holds something else"
+            self.counts["kept windows"] += 1
 
     def expired(self, kept_id: int) -> None:
         self.counts["expired"] += 1

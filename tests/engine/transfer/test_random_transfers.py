@@ -13,6 +13,7 @@ from tests.engine.scheduler.test_random_traces import SchedulerTrace, prompts
 from tests.engine.transfer.fake_source import TransferHarness
 from tests.tiers import scaled
 from tokenmill.core.request import CacheKey
+from tokenmill.core.transfers import Export
 from tokenmill.engine.kv.window_pages import WindowSettings, most_window_pages, num_pages_ahead
 
 
@@ -56,6 +57,12 @@ class TransferTrace(SchedulerTrace):
     @rule(prompt=prompts, max_tokens=st.integers(1, 3))
     def add_one_to_keep(self, prompt: list[int], max_tokens: int) -> None:
         self.harness.add(prompt, max_tokens, kv_transfer_params={"keep": True})
+
+    @rule(prompt=prompts, of_prompt=st.integers(0, 24), salt=st.sampled_from(["", "s"]))
+    def export_what_is_cached(self, prompt: list[int], of_prompt: int, salt: str) -> None:
+        """As an operator saves a conversation: a source reads it, whatever is stored of it."""
+        export = Export("peer", "", CacheKey("", salt), prompt, min(of_prompt, len(prompt)))
+        self.harness.engine.apply_transfer_events([export])
 
 
 class StateTransferTrace(TransferTrace):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.engine.loop.kv_talks import ENGINE, SERVED, Talk
+from tests.engine.loop.kv_talks import ENGINE, SERVED, WINDOWED, Talk
 from tests.engine.loop.test_kv_matrix import talks
 from tests.model.kernels.native import ISAS
 from tests.seeding import seed_for
@@ -22,8 +22,10 @@ from tokenmill import LLM
 from tokenmill.core.engine_messages import SlotSeen
 from tokenmill.core.messages import ActOnSlot
 from tokenmill.core.request import CacheKey
+from tokenmill.engine.kv.window_pages import pages_of_window
 from tokenmill.engine.loop.engine import Engine
-from tokenmill.engine.transfer.sessions import Conversations
+from tokenmill.engine.scheduler.resources.windows import Windows
+from tokenmill.engine.transfer.sessions import Conversations, SlotActions
 
 SEED = seed_for(__name__)
 KEY = CacheKey("model")
@@ -67,6 +69,47 @@ def test_a_conversation_goes_on_from_its_file(talks: Callable[[str], Talk], serv
     assert reply == talk.reply, f"seed {SEED}"
     assert num_cached >= 0.95 * (len(talk.second) - 10)
     assert again.num_tokens > saved.num_tokens, "it has gone on in its slot"
+
+
+@pytest.mark.parametrize("served", some(WINDOWED, 2))
+def test_a_file_has_of_windows_what_the_next_turn_reads(
+    talks: Callable[[str], Talk], served: str, tmp_path: Path
+) -> None:
+    """At its end, and where the last prompt ended: a template may write the reply in another way."""
+    talk = talks(served)
+    other = [*talk.first, *reversed(talk.first[-40:])]
+    expected, _ = talk.say(other)
+    save(talk, tmp_path)
+    with open_engine(talk, tmp_path) as engine:
+        actions = engine.extension(SlotActions)
+        assert actions is not None
+        file = actions._files.form.read(tmp_path / "talk")
+        reached = pages_of_window(len(file.pages), 48, 16)
+        assert len(file.pages) > 80
+        assert reached <= len(file.windows) <= 2 * reached
+        assert not act(engine, 0, "restore", "talk").error
+        reply, num_cached = talk.ask(engine, other)
+        stats = engine.stats()
+    assert (reply, num_cached) == (expected, (len(talk.first) - 1) // 16 * 16), f"seed {SEED}"
+    assert stats.num_window_pages < stats.num_pages
+
+
+def test_a_file_without_room_for_its_windows_is_refused(talks: Callable[[str], Talk], tmp_path: Path) -> None:
+    """While requests are promised all pages of the group and other saves read those set aside for them."""
+    talk = talks("windows")
+    with open_engine(talk, tmp_path) as engine:
+        talk.ask(engine, talk.first)
+        windows = engine.scheduler.resource(Windows)
+        assert windows is not None
+        left = windows.pages.num_left
+        windows.pages.num_promised += left
+        windows.pages.num_for_saves, set_aside = 0, windows.pages.num_for_saves
+        assert "promised to requests" in act(engine, 0, "save", "talk").error
+        assert not list(tmp_path.iterdir())
+        windows.pages.num_promised -= left
+        windows.pages.num_for_saves = set_aside
+        assert not act(engine, 0, "save", "talk").error
+        engine.scheduler.check_invariants()
 
 
 def test_a_disk_beside_it_has_what_it_had(talks: Callable[[str], Talk], tmp_path: Path) -> None:
@@ -135,7 +178,7 @@ def test_conversations_keep_their_slots(rng: np.random.Generator) -> None:
     talks = Conversations(3)
 
     def end(tokens: np.ndarray, key: CacheKey = KEY) -> None:
-        talks.add(SimpleNamespace(cache_key=key, token_ids=tokens))  # type: ignore[arg-type]
+        talks.add(SimpleNamespace(cache_key=key, token_ids=tokens, num_prompt_tokens=0))  # type: ignore[arg-type]
 
     def slots() -> list[int | None]:
         found = [talks.get(slot) for slot in range(3)]

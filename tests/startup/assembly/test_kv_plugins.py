@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.engine.transfer.fake_source import FakeSource
+from tests.eventually import eventually
 from tokenmill import LLM, SamplingParams
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.kv_transfer import SOURCE_PLUGINS
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.messages import AddRequest
+from tokenmill.core.request import TokenArray
 from tokenmill.core.transfers import KVQuery
+from tokenmill.engine.kv.window_pages import pages_of_window
+from tokenmill.engine.transfer.checksum import find_checksum
+from tokenmill.engine.transfer.extension import KVTransfer
 from tokenmill.engine.transfer.orders import PageLoad, PageSave
 from tokenmill.engine.transfer.protocol import Answer, SourceContext
 from tokenmill.startup.assembly import kv_sources
+from tokenmill.startup.assembly.setup import build_engine
 
 
 def test_a_source_is_found_by_module_and_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +108,102 @@ class Box:
 
     def close(self) -> None:
         pass
+
+
+class WindowBox(Box):
+    """The same with pages of the window group, under a key that no page has."""
+
+    serves_windows = True
+
+    def __init__(self, context: SourceContext) -> None:
+        super().__init__(context)
+        assert context.windows is not None
+        self._window, self._window_page = context.window, bytearray(context.windows.page_bytes)
+
+    def lookup(self, query: KVQuery, params: object) -> Answer:
+        size, found = self._page_size, super().lookup(query, params).num_tokens // self._page_size
+        reaches = (found - n for n in range(found) if self._is_whole(query.tokens, found - n))
+        return Answer(size * next(reaches, 0))
+
+    def _is_whole(self, tokens: TokenArray, end: int) -> bool:
+        first = end - pages_of_window(end, self._window, self._page_size)
+        return all(self._key(tokens, number) in self._pages for number in range(first, end))
+
+    def _key(self, tokens: TokenArray, number: int) -> bytes:
+        return b"window" + tokens[: (number + 1) * self._page_size].tobytes()
+
+    def load(self, load: PageLoad) -> None:
+        assert load.order.windows, "the engine has a window group, and nothing of the prompt"
+        _, checksum = find_checksum()
+        end = load.order.first_page + len(load.order.page_ids)
+        for place, number in enumerate(range(end - len(load.order.windows), end)):
+            page = memoryview(self._pages[self._key(load.tokens, number)])
+            assert load.fill_windows(place, page, [checksum(page)]) == 1
+        super().load(load)
+
+    def save(self, save: PageSave) -> None:
+        for number, page in save.order.windows or ():
+            assert save.read_window(page, memoryview(self._window_page))
+            self._pages[self._key(save.tokens, number)] = bytes(self._window_page)
+        super().save(save)
+
+
+@pytest.mark.parametrize("by_flag", [False, True])
+@pytest.mark.parametrize(("box_class", "maker"), [("Box", "plain_box"), ("WindowBox", "window_box")])
+def test_a_source_that_serves_windows_lets_pages_behind_them_go(
+    tmp_path: Path, rng: np.random.Generator, by_flag: bool, box_class: str, maker: str
+) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}
+    folder = make_checkpoint(tmp_path, "qwen3", **window)
+    prompt, flags = rng.integers(0, 200, 330).tolist(), {"dtype": "float32", "num_pages": 100, "page_size": 16}
+    box = BOXES.setdefault(f"{tmp_path}", {})
+    box.clear()
+    name = f"{__name__}:{box_class}"
+    options = {"box": f"{tmp_path}"}
+    own = {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": options}
+    # Without a config a source has no options: this one finds its box by a name in its module.
+    source: dict[str, object] = {"kv_transfer_config": json.dumps(own)}
+    if by_flag:
+        NAMED[box_class] = f"{tmp_path}"
+        source = {"kv_source": (f"{__name__}:{maker}",)}
+
+    def answer(**more: object) -> tuple[list[int], int, bool]:
+        engine = build_engine(EngineConfig(model=str(folder), max_num_seqs=2, **flags, **more).resolve())  # type: ignore[arg-type]
+        params = SamplingParams(max_tokens=3, temperature=0)
+        outputs = engine.engine.add(AddRequest(id="r", prompt_token_ids=prompt, params=params))
+        while engine.engine.has_work:
+            outputs += engine.engine.step()
+        transfer = engine.engine.extension(KVTransfer)
+        eventually(lambda: transfer is None or (engine.engine.step() is not None and not transfer.has_waiting))
+        engine.engine.close()
+        tokens = [token for output in outputs for token in output.token_ids]
+        has_group = "pages for sliding windows" in engine.ready.kv_windows
+        assert has_group or "a source of your own knows whole pages" in engine.ready.kv_windows
+        return tokens, max(output.num_cached_tokens for output in outputs), has_group
+
+    expected, *_ = answer()
+    has_group = box_class == "WindowBox"
+    assert answer(**source) == (expected, 0, has_group)
+    assert answer(**source) == (expected, 320, has_group)
+    num_windows = sum(key.startswith(b"window") for key in box)
+    assert num_windows == (len(box) - 20 if has_group else 0)
+    assert num_windows <= 3 * 3
+
+
+NAMED: dict[str, str] = {}
+
+
+def named_box(box_class: type[Box]) -> Callable[[SourceContext], Box]:
+    """Return a maker of sources whose box has a name without options."""
+
+    def make(context: SourceContext) -> Box:
+        return box_class(msgspec.structs.replace(context, options={"box": NAMED[box_class.__name__]}))
+
+    make.serves_windows = getattr(box_class, "serves_windows", False)  # type: ignore[attr-defined]
+    return make
+
+
+plain_box, window_box = named_box(Box), named_box(WindowBox)
 
 
 @pytest.mark.parametrize("by_path", [False, True])

@@ -139,7 +139,8 @@ class KVConnector:
         self._kept[pin_id] = source, self._clock() + self.timeouts.keep
         reason = output.finish_reason or FinishReason.STOP
         pages, params = pin.pages.tolist(), self._params.get(output.id)
-        return source.ended(KeptPages(pin_id, output.id, pin.cache_key, pin.tokens, pages, reason, params))
+        kept = KeptPages(pin_id, output.id, pin.cache_key, pin.tokens, pages, reason, params, pin.windows)
+        return source.ended(kept)
 
     def begun(self, request_ids: Iterable[str]) -> None:
         """Let the sources forget requests that take their rows. Their parameters stay until they end."""

@@ -71,6 +71,8 @@ class KeptPages(msgspec.Struct, frozen=True):
         id: the id that `poll` returns to release them.
         tokens: [len(page_ids) * page_size] int32.
         params: the client's `kv_transfer_params`.
+        windows: pages of the window group by the number of their full page: those before the end of the prompt and
+            before the newest page, as far as there was room to keep them.
     """
 
     id: int
@@ -80,6 +82,7 @@ class KeptPages(msgspec.Struct, frozen=True):
     page_ids: list[int]
     reason: FinishReason
     params: dict[str, Any] | None
+    windows: dict[int, int] = {}
 
 
 class KVSource(Protocol):
@@ -88,6 +91,10 @@ class KVSource(Protocol):
     Attributes:
         name: its name in orders, logs and metrics.
         stores: True if it takes pages: `save` is called.
+
+    A class, or what makes the source, may have an attribute `serves_windows`. Where it is True, layers with a window
+    have pages of their own: the source stores what `PageSave.order.windows` names, answers a lookup only with an end
+    before which it has a whole window, and fills `PageLoad.order.windows`. Else it meets whole pages alone.
     """
 
     name: str

@@ -1,10 +1,10 @@
 """The bytes of a session file: a conversation's tokens with their KV, for another start or another machine.
 
-    |page|page|..|state|state|..|header, one line of JSON|records of pages|records of states|tail|
+    |page|page|..|state|..|window page|..|header, one line of JSON|records of pages|of states|of window pages|tail|
 
-Pages and states lie in slots, as in the files of a store (`SlotFormat`), so that they are read like those. The tail, of
-a fixed size, says where the header is, and has a digest of all before it (BLAKE2b, 128 bits). The digest finds damage;
-it is no signature: who restores a file trusts its writer.
+All lie in slots, as in the files of a store (`SlotFormat`), so that they are read like those. The tail, of a fixed
+size, says where the header is, and has a digest of all before it (BLAKE2b, 128 bits). The digest finds damage; it is no
+signature: who restores a file trusts its writer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class SessionHeader(msgspec.Struct, frozen=True):
 
     Attributes:
         name: of the pages' kind: the model, its formats, what rounds; see `SlotFormat.name`.
-        page_bytes, state_bytes: of a page and of a recurrent state; 0: the model has none.
+        page_bytes, state_bytes, window_bytes: of a page, of a recurrent state and of a page of the window group; 0: the
+            model has none.
         model, salt, adapter: whose KV it is; see `CacheKey`.
         tokens: of the conversation; the pages are those of the first of them.
     """
@@ -50,6 +51,8 @@ class SessionHeader(msgspec.Struct, frozen=True):
     salt: str
     adapter: str
     tokens: list[int]
+    window_bytes: int = 0
+    num_windows: int = 0
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -67,13 +70,14 @@ class SavedSession(msgspec.Struct, frozen=True):
     """A session file that was checked.
 
     Attributes:
-        pages, states: where they are. num_bytes: of the file.
+        pages, states, windows: where they are. num_bytes: of the file.
     """
 
     cache_key: CacheKey
     tokens: list[int]
     pages: list[NeighbourSlot]
     states: list[NeighbourSlot]
+    windows: list[NeighbourSlot]
     num_bytes: int
 
 
@@ -82,16 +86,21 @@ class SessionForm:
 
     Args:
         pages: their form in files. states: that of recurrent states; None: the model has none.
+        windows: that of pages of the window group; None: there is no such group.
         page_size: tokens of a page.
     """
 
-    def __init__(self, pages: SlotFormat, states: SlotFormat | None, page_size: int) -> None:
-        self.pages, self.states, self._page_size = pages, states, page_size
+    def __init__(
+        self, pages: SlotFormat, states: SlotFormat | None, page_size: int, windows: SlotFormat | None = None
+    ) -> None:
+        self.pages, self.states, self.windows, self._page_size = pages, states, windows, page_size
+        self._forms = pages, states, windows
 
-    def write(
-        self, path: Path, key: CacheKey, tokens: list[int], pages: Sequence[Content], states: Sequence[Content]
-    ) -> int:
+    def write(self, path: Path, key: CacheKey, tokens: list[int], contents: Sequence[Sequence[Content]]) -> int:
         """Write a session file, which appears as a whole or not at all; return its bytes.
+
+        Args:
+            contents: the pages, the states and the pages of the window group.
 
         Raises:
             OSError: the disk is full or broken.
@@ -106,28 +115,29 @@ class SessionForm:
                 digest.update(data)
                 position += len(data)
 
-            records = b""
-            for form, contents in ((self.pages, pages), (self.states, states)):
+            records = bytearray()
+            for form, some in zip(self._forms, contents, strict=True):
                 if form is None:
                     continue
                 put(bytes(-position % form.slot_bytes))
                 buffer = memoryview(bytearray(form.slot_bytes))
                 page = buffer[: form.page_bytes]
-                for content in contents:
+                for content in some:
                     if not content.read(page):
                         raise InvalidRequest("the KV was given up while it was saved: save the session again")
                     slot = Slot(position // form.slot_bytes, content.key, content.tokens, form.checksum(page))
                     put(buffer)
                     records += form.encode(slot)
             start = position
-            put(msgspec.json.encode(self._header(key, tokens, len(pages), len(states))) + b"\n" + records)
+            put(msgspec.json.encode(self._header(key, tokens, [len(some) for some in contents])) + b"\n" + records)
             file.write(_TAIL.pack(_MAGIC, start, digest.digest()))
         return position + _TAIL.size
 
-    def _header(self, key: CacheKey, tokens: list[int], num_pages: int, num_states: int) -> SessionHeader:
-        sizes = self.pages.page_bytes, 0 if self.states is None else self.states.page_bytes
-        counts = self._page_size, num_pages, num_states
-        return SessionHeader(VERSION, self.pages.name, *sizes, *counts, *key, tokens)
+    def _header(self, key: CacheKey, tokens: list[int], counts: Sequence[int]) -> SessionHeader:
+        page, state, window = (0 if form is None else form.page_bytes for form in self._forms)
+        num_pages, num_states, num_windows = counts
+        numbers = self._page_size, num_pages, num_states
+        return SessionHeader(VERSION, self.pages.name, page, state, *numbers, *key, tokens, window, num_windows)
 
     def read(self, path: Path) -> SavedSession:
         """Check all of a session file, and return where its pages are.
@@ -152,18 +162,21 @@ class SessionForm:
         return self._session(header, path, records, size)
 
     def _session(self, header: SessionHeader, path: Path, records: bytes, size: int) -> SavedSession:
-        end = header.num_pages * self.pages.record_bytes
-        pages = list(_slots(self.pages, records[:end], path))
-        states = [] if self.states is None else list(_slots(self.states, records[end:], path))
+        start, found = 0, list[list[NeighbourSlot]]()
+        for form, count in zip(self._forms, (header.num_pages, header.num_states, header.num_windows), strict=True):
+            end = start + (0 if form is None else count * form.record_bytes)
+            found.append([] if form is None else list(_slots(form, records[start:end], path)))
+            start = end
         key = CacheKey(header.model, header.salt, header.adapter)
-        return SavedSession(key, header.tokens, pages, states, size)
+        pages, states, windows = found
+        return SavedSession(key, header.tokens, pages, states, windows, size)
 
     def _check_kind(self, header: SessionHeader, file: str) -> None:
         """Raise InvalidRequest, which says what differs, if the file's pages mean nothing here."""
-        own = self._header(CacheKey(), [], 0, 0)
+        own = self._header(CacheKey(), [], (0, 0, 0))
         if header.version != VERSION:
             raise InvalidRequest(f"{file} has version {header.version} of session files, not {VERSION}", "filename")
-        shapes = [(one.page_size, one.page_bytes, one.state_bytes) for one in (header, own)]
+        shapes = [(one.page_size, one.page_bytes, one.state_bytes, one.window_bytes) for one in (header, own)]
         if shapes[0] != shapes[1]:
             text = f"{file} has KV of another shape: serve the model with which it was saved, in the same formats"
         elif header.name != own.name:

@@ -18,6 +18,7 @@ from typing import cast
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from tokenmill.core.engine_messages import EngineReply, SlotSeen
 from tokenmill.core.errors import InvalidRequest
@@ -79,11 +80,12 @@ class SessionFiles(Tier):
 
     stores = False
 
-    def __init__(
-        self, form: SessionForm, page_size: int, on_saved: Callable[[str, SlotSeen], None] | None = None
-    ) -> None:
-        states = None if form.states is None else SlotTable(NAME, FileSlots(form.states))
-        super().__init__(PrefixTables(SlotTable(NAME, FileSlots(form.pages)), page_size, states))
+    def __init__(self, form: SessionForm, page_size: int, window: int = 0) -> None:
+        pages, states, windows = (
+            None if one is None else SlotTable(NAME, FileSlots(one)) for one in (form.pages, form.states, form.windows)
+        )
+        assert pages is not None, "every model has pages"
+        super().__init__(PrefixTables(pages, page_size, states, windows, window))
         self.form = form
         self.on_saved: Callable[[str, SlotSeen], None] | None = None
         self.wanted: dict[str, list[int]] = {}
@@ -91,9 +93,11 @@ class SessionFiles(Tier):
     def restore(self, session: SavedSession) -> None:
         """Have the pages of a checked file found from now on."""
         with self._lock:
-            for table, slots in zip(self.tables.all, (session.pages, session.states), strict=False):
-                for slot in slots:
-                    table.put(slot)
+            tables = self.tables.pages, self.tables.states, self.tables.windows
+            for table, slots in zip(tables, (session.pages, session.states, session.windows), strict=True):
+                if table is not None:
+                    for slot in slots:
+                        table.put(slot)
 
     def save(self, save: PageSave) -> None:
         """Write the file of an export, in a thread of its own."""
@@ -107,9 +111,12 @@ class SessionFiles(Tier):
             keys = list(page_keys(save.cache_key, save.tokens, self._page_size))
             pages = [Content(*key, partial(save.read, index)) for index, key in enumerate(keys)]
             states = [Content(*keys[count - 1], partial(save.read_state, slot)) for count, slot in save.order.states]
+            windows = [Content(*keys[number], partial(save.read_window, page)) for number, page in _windows_of(save)]
             if not pages:
                 raise InvalidRequest("no KV of this slot is cached any more: continue the conversation, then save it")
-            num_bytes = self.form.write(Path(path), save.cache_key, tokens, pages, states)
+            if self.form.windows is not None and (not windows or windows[-1].key != pages[-1].key):
+                raise InvalidRequest("all pages of windows are promised to requests: save the session again later")
+            num_bytes = self.form.write(Path(path), save.cache_key, tokens, (pages, states, windows))
             seen = SlotSeen("", num_tokens=len(save.tokens), num_bytes=num_bytes)
         except InvalidRequest as error:
             seen = SlotSeen("", error=str(error))
@@ -121,9 +128,14 @@ class SessionFiles(Tier):
                 self.on_saved(ticket, seen)
 
 
+def _windows_of(save: PageSave) -> list[tuple[int, int]]:
+    return [] if save.order.windows is UNSET else save.order.windows
+
+
 class _Conversation(msgspec.Struct, frozen=True):
     cache_key: CacheKey
     tokens: TokenArray
+    num_prompt: int
 
 
 class Conversations:
@@ -136,14 +148,14 @@ class Conversations:
     def __contains__(self, slot: int) -> bool:
         return slot in self._slots
 
-    def get(self, slot: int) -> tuple[CacheKey, TokenArray] | None:
-        """Return whose tokens a slot has, and the tokens; None: it is empty."""
+    def get(self, slot: int) -> tuple[CacheKey, TokenArray, int] | None:
+        """Return whose tokens a slot has, the tokens, and how many its last prompt had; None: it is empty."""
         found = self._slots[slot]
-        return None if found is None else (found.cache_key, found.tokens)
+        return None if found is None else (found.cache_key, found.tokens, found.num_prompt)
 
-    def put(self, slot: int, key: CacheKey, tokens: Sequence[int] | TokenArray) -> None:
-        """Let a conversation take a slot."""
-        self._slots[slot] = _Conversation(key, np.array(tokens, dtype=np.int32))
+    def put(self, slot: int, key: CacheKey, tokens: Sequence[int] | TokenArray, num_prompt: int = 0) -> None:
+        """Let a conversation take a slot. `num_prompt`: tokens of its last prompt; 0: it is not known."""
+        self._slots[slot] = _Conversation(key, np.array(tokens, dtype=np.int32), num_prompt)
         self._slots.move_to_end(slot)
 
     def erase(self, slot: int) -> int:
@@ -159,7 +171,7 @@ class Conversations:
         if not self._continues(slot, key, tokens):
             empty = (slot for slot in sorted(self._slots) if self._slots[slot] is None)
             slot = next(empty, next(iter(self._slots)))
-        self.put(slot, key, tokens)
+        self.put(slot, key, tokens, request.num_prompt_tokens)
 
     def _continues(self, slot: int, key: CacheKey, tokens: TokenArray) -> int:
         """Return how many tokens of a slot begin the new ones; 0 if these are too few."""
@@ -229,9 +241,9 @@ class SlotActions(EngineExtension):
                 found = self.conversations.get(slot)
                 if found is None:
                     raise InvalidRequest(f"slot {slot} is empty: it takes the next conversation")
-                key, tokens = found
+                key, tokens, num_prompt = found
                 self._files.wanted[message.ticket] = tokens.tolist()
-                self._exports.append(Export(NAME, f"{message.ticket} {path}", key, tokens.tolist()))
+                self._exports.append(Export(NAME, f"{message.ticket} {path}", key, tokens.tolist(), num_prompt))
             case _:
                 restore = partial(self._restore, message.ticket, slot, path)
                 threading.Thread(target=restore, name="kv-session", daemon=True).start()

@@ -61,6 +61,7 @@ class Pin(msgspec.Struct, frozen=True):
         num_saving: how many of them, the last ones, are being saved. states: those behind which a state is.
         kept_of, kept_for: the request whose pages are kept, and the source that wants them; "": they are being saved.
         is_export: they are being saved for one source, whatever others have.
+        windows: of kept and exported pages those of the window group, by the number of their full page.
     """
 
     node: RadixNode
@@ -72,6 +73,7 @@ class Pin(msgspec.Struct, frozen=True):
     kept_of: str = ""
     kept_for: str = ""
     is_export: bool = False
+    windows: dict[int, int] = {}
 
 
 @dataclass(slots=True)
@@ -92,6 +94,7 @@ class TransferState(Transfers):
         pins: saves and kept pages that are not over, by id.
         kept: ids of the pins of kept pages, by request.
         on_ended: called with each request that ends.
+        page_size: tokens of a page.
     """
 
     def __init__(self, kv: KVManager, settings: TransferSettings, resources: Sequence[Resource] = ()) -> None:
@@ -103,7 +106,7 @@ class TransferState(Transfers):
         self.num_saving_pages = 0
         self.num_loaded_tokens = 0
         self.num_stored_tokens = 0
-        self._kv = kv
+        self._kv, self.page_size = kv, kv.page_size
         self._states = next((one for one in resources if isinstance(one, StateSlots)), None)
         self._windows = WindowTables.over(kv, resources)
         self._settings = settings
@@ -115,11 +118,6 @@ class TransferState(Transfers):
         self._is_saved = np.zeros(kv.pool.num_pages, dtype=bool)
         self._last_id = 0
         kv.on_cached.append(self._cached)
-
-    @property
-    def page_size(self) -> int:
-        """Number of tokens in a page."""
-        return self._kv.page_size
 
     @property
     def saving(self) -> Iterable[RadixNode]:
@@ -202,9 +200,7 @@ class TransferState(Transfers):
                 self._save(request)
 
     def release(self, request: Request, step: int) -> None:
-        """Save the pages of a request that ends or pauses. One that was preempted comes back soon, or computes its
-        pages again; it is looked up again.
-        """
+        """Save the pages of a request that ends or pauses; one that was preempted is looked up again."""
         self._found.pop(request.id, None)
         if self._settings.stores and (request.is_finished or request.is_resumable):
             self._save(request)
@@ -253,10 +249,16 @@ class TransferState(Transfers):
         """Order a save of all that is cached of a prefix, with its states, for one source; maybe of nothing."""
         tokens = np.asarray(export.tokens, dtype=np.int32)
         node = self._kv.cache.match(export.cache_key, tokens, step).node
+        if self._windows is not None:  # nobody can begin behind what is left of it
+            tokens = tokens[: self._windows.pages.num_reached(node.path_pages()) * self.page_size]
+            node = self._kv.cache.match(export.cache_key, tokens, step).node
         pages = node.path_pages()
         states = [] if self._states is None else self._states.pin_unsaved(pages.tolist(), exports=True)
-        pin_id = self._pin(export.cache_key, tokens, node, pages, states=states, is_export=True)
-        self._orders.saves.append(SaveOrder(pin_id, 0, pages.tolist(), states, export.source, export.where))
+        ends = len(pages), max(0, export.prompt - 1) // self.page_size
+        pin_id = self._pin(export.cache_key, tokens, node, pages, states=states, ends=ends)
+        windows = UNSET if self._windows is None else sorted(self.pins[pin_id].windows.items())
+        order = SaveOrder(pin_id, 0, pages.tolist(), states, export.source, export.where, windows)
+        self._orders.saves.append(order)
 
     def ended(self, request: Request) -> None:
         """Forget the answer for an ended request, and pin its pages if a source wants them kept."""
@@ -267,10 +269,9 @@ class TransferState(Transfers):
         found = self._found.pop(request.id, None)
         if found is not None and found.kept_for and request.finish_reason in _BY_ITSELF:
             node = self._kv.node(request)
-            whose = (found.kept_for, request.id)
-            self.kept[request.id] = self._pin(
-                request.cache_key, request.token_ids, node, node.path_pages(), whose=whose
-            )
+            pages, whose = node.path_pages(), (request.id, found.kept_for)
+            ends, key = ((request.num_prompt_tokens - 1) // self.page_size, len(pages)), request.cache_key
+            self.kept[request.id] = self._pin(key, request.token_ids, node, pages, whose=whose, ends=ends)
 
     def _pin(
         self,
@@ -281,15 +282,16 @@ class TransferState(Transfers):
         num_saving: int = 0,
         states: Sequence[tuple[int, int]] = (),
         whose: tuple[str, str] = ("", ""),
-        is_export: bool = False,
+        ends: Sequence[int] = (),
     ) -> int:
-        """Pin a path; `whose`: the source for which it is kept, and the request that it was of."""
+        """Pin a path. `whose`: the request that it was of, and the source that wants it. `ends`: see `begin_export`."""
         self._kv.cache.lock(node)
         tokens = tokens[: len(pages) * self._kv.page_size].copy()
-        kept_for, kept_of = whose
-        ends = tuple(int(pages[number - 1]) for number, _ in states)
+        behind = tuple(int(pages[number - 1]) for number, _ in states)
         self._last_id += 1
-        self.pins[self._last_id] = Pin(node, key, tokens, pages, num_saving, ends, kept_of, kept_for, is_export)
+        windows = {} if self._windows is None else self._windows.begin_export(self._last_id, pages, ends)
+        is_export = bool(ends) and not any(whose)
+        self.pins[self._last_id] = Pin(node, key, tokens, pages, num_saving, behind, *whose, is_export, windows)
         return self._last_id
 
     def plan_fields(self) -> Mapping[str, Any]:

@@ -85,12 +85,25 @@ class WindowTables:
         """
         found: list[tuple[int, int]] = []
         for end in sorted({first, min(max(first, prompt), len(full_pages)), len(full_pages)}):
-            depth = self.pages.num_reached(full_pages[:end])
-            begin = self.pages.first_reached(depth * self.pages.page_size)
+            begin, depth = self._reached(full_pages[:end])
             numbers = begin + np.flatnonzero(~self._is_saved[full_pages[begin:depth]])
             if len(numbers) and self._open(save_id, full_pages[:depth], full_pages[numbers]):
                 found += [(int(number), int(self.pages.beside[full_pages[number]])) for number in numbers]
         return found
+
+    def begin_export(self, save_id: int, full_pages: PageArray, ends: Iterable[int]) -> dict[int, int]:
+        """Do `begin_save` for a whole path, saved or not, at these ends of it, the most important one first."""
+        found: dict[int, int] = {}
+        for end in ends:
+            begin, depth = self._reached(full_pages[:end])
+            if begin < depth and self._open(save_id, full_pages[:depth], full_pages[:0]):
+                found |= zip(range(begin, depth), self.pages.beside[full_pages[begin:depth]].tolist(), strict=True)
+        return found
+
+    def _reached(self, full_pages: PageArray) -> tuple[int, int]:
+        """Return the first and the end of the pages that a request reads which begins behind as many as are a hit."""
+        depth = self.pages.num_reached(full_pages)
+        return self.pages.first_reached(depth * self.pages.page_size), depth
 
     def _open(self, save_id: int, path: PageArray, unsaved: PageArray) -> bool:
         count = min(len(path), self.pages.most_pages)

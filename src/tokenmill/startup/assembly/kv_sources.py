@@ -123,7 +123,8 @@ def connect(
             raise InvalidConfig(f"{FLAG} is for CPUs so far: pages of a GPU do not go to other engines yet")
         from tokenmill.engine.transfer.remote.source import remote_source
 
-        sources.append(remote_source(remote, context, memory.kv_pieces, layout))
+        (_, pieces), (_, window_pieces) = memory.full_kv, memory.window_kv
+        sources.append(remote_source(remote, context, pieces, layout, window_pieces))
         policy, timeouts = remote.kv_load_failure_policy or policy, TransferTimeouts(**remote.timeouts)
     if config.kv_host_size:
         sources.append(host_tier(context, config.kv_host_size))
@@ -254,8 +255,9 @@ def session_files(context: SourceContext, folder: Path) -> SessionFiles:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidConfig(f"--slot-save-path {folder}: {error.strerror or error}") from error
-    pages, *states = _forms(context)
-    return SessionFiles(SessionForm(pages, states[0] if states else None, context.page_size), context.page_size)
+    named = dict(zip([kind for kind, _, _ in _parts(context, 0)], _forms(context), strict=True))
+    form = SessionForm(named[""], named.get("-states"), context.page_size, named.get("-windows"))
+    return SessionFiles(form, context.page_size, context.window)
 
 
 def _forms(context: SourceContext) -> list[SlotFormat]:

@@ -120,3 +120,20 @@ def test_a_digest_is_of_the_tokens_and_of_whom_they_belong_to():
 def test_no_more_pages_are_given_than_are_held(first, count):
     with pytest.raises(LeaseRefused, match="3 are held"):
         lease(1).check(b"", first, count)
+
+
+def test_pages_of_windows_are_given_where_they_are_held(table):
+    held = Lease(1, handle(1), [4, 2, 9], KEY, TOKENS, {1: 7, 2: 5})
+    table.grant(held)
+    held.check(prefix_digest(KEY, TOKENS), 1, 2, of_windows=True)
+    assert held.read(1, 2, list, of_windows=True) == [7, 5]
+    assert held.read(1, 2, list) == [2, 9]
+    with pytest.raises(LeaseRefused, match="those of windows are not held"):
+        held.check(prefix_digest(KEY, TOKENS), 0, 3, of_windows=True)
+    with pytest.raises(LeaseRefused, match="another prompt"):
+        held.check(prefix_digest(CacheKey("", ""), TOKENS), 1, 2, of_windows=True)
+    with pytest.raises(LeaseRefused, match="another prompt"):
+        held.check(prefix_digest(KEY, TOKENS[: 2 * PAGE_SIZE]), 1, 2, of_windows=True)
+    held.end()
+    with pytest.raises(LeaseRefused, match="not held any longer"):
+        held.read(1, 2, list, of_windows=True)

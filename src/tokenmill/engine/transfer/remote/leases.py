@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from tokenmill.core.request import CacheKey, TokenArray
@@ -42,19 +42,31 @@ class Lease:
         ends_at_last: when it is over even if it is renewed.
     """
 
-    def __init__(self, id: int, handle: Handle, pages: Sequence[int], key: CacheKey, tokens: TokenArray) -> None:
-        """`pages`: full ones, in order; `tokens`: of all of them."""
+    def __init__(
+        self,
+        id: int,
+        handle: Handle,
+        pages: Sequence[int],
+        key: CacheKey,
+        tokens: TokenArray,
+        windows: Mapping[int, int] | None = None,
+    ) -> None:
+        """`pages`: full ones, in order; `tokens`: of all of them; `windows`: see `KeptPages`."""
         self.id = id
         self.handle = handle
         self.ends = self.ends_at_last = 0.0
         self._pages = pages
         self._key = key
         self._tokens = tokens
+        self._windows = windows or {}
         self._lock = threading.Lock()
         self._is_over = False
 
-    def check(self, prefix: bytes, first: int, count: int) -> None:
+    def check(self, prefix: bytes, first: int, count: int, of_windows: bool = False) -> None:
         """Check that its pages are those that a consumer wants.
+
+        Args:
+            of_windows: those of the window group are wanted.
 
         Raises:
             LeaseRefused: it has fewer pages, or they hold other tokens.
@@ -65,8 +77,12 @@ class Lease:
         page_size = len(self._tokens) // len(self._pages)
         if prefix != prefix_digest(self._key, self._tokens[: end * page_size]):
             raise LeaseRefused("the pages under this handle are those of another prompt")
+        if of_windows and not self._windows.keys() >= set(range(first, end)):
+            raise LeaseRefused(f"of pages {first} to {end} those of windows are not held")
 
-    def read(self, first: int, count: int, copy: Callable[[Sequence[int]], list[int]]) -> list[int]:
+    def read(
+        self, first: int, count: int, copy: Callable[[Sequence[int]], list[int]], of_windows: bool = False
+    ) -> list[int]:
         """Let `copy` read some of its pages, and return the result of `copy`.
 
         Raises:
@@ -75,6 +91,8 @@ class Lease:
         with self._lock:
             if self._is_over:
                 raise LeaseRefused("these pages are not held any longer")
+            if of_windows:
+                return copy([self._windows[number] for number in range(first, first + count)])
             return copy(self._pages[first : first + count])
 
     def end(self) -> None:

@@ -54,6 +54,7 @@ class Producer(msgspec.Struct, frozen=True):
     Attributes:
         copy_out: copies pages, one after another, and returns their checksums.
         senders: the transports it offers, by name; each call makes the sender of one connection.
+        of_windows: the pages are those of its window group.
     """
 
     engine_id: str
@@ -62,13 +63,14 @@ class Producer(msgspec.Struct, frozen=True):
     leases: LeaseTable
     copy_out: Callable[[Sequence[int], memoryview], list[int]]
     senders: Mapping[str, Callable[[], Sender]]
+    of_windows: bool = False
 
     def copier(self, lease: Lease, start: int) -> CopyOut:
         """Return a function that copies pages of a lease, counted from page `start`, and renews the lease each time."""
 
         def copy(first: int, count: int, data: memoryview) -> list[int]:
             self.leases.renew([lease.handle])
-            return lease.read(start + first, count, lambda pages: self.copy_out(pages, data))
+            return lease.read(start + first, count, lambda pages: self.copy_out(pages, data), self.of_windows)
 
         return copy
 
@@ -76,13 +78,18 @@ class Producer(msgspec.Struct, frozen=True):
 class PageServer:
     """Serves a producer's pages from `start` to `close`."""
 
-    def __init__(self, address: Address, producer: Producer) -> None:
+    def __init__(self, address: Address, producer: Producer, windows: Producer | None = None) -> None:
         """Bind the address.
+
+        Args:
+            windows: the same engine with its window group; None: it has no such group.
 
         Raises:
             InvalidConfig: the address cannot be bound.
         """
         self._producer = producer
+        # By the name of the transport, which a connection begins with.
+        self._producers = {name: one for one in (producer, windows) if one is not None for name in one.senders}
         try:
             self._listener = address.listen()
         except OSError as error:
@@ -135,9 +142,9 @@ class PageServer:
     def _serve(self, channel: Channel[ToProducer]) -> None:
         sender = None
         try:
-            sender = self._welcome(channel)
+            producer, sender = self._welcome(channel)
             while True:
-                self._answer(channel, sender, channel.receive(time.monotonic() + IDLE_SECONDS))
+                _answer(producer, channel, sender, channel.receive(time.monotonic() + IDLE_SECONDS))
         except TransferError as error:
             logger.info("a connection to the page server ends: %s", error)
         except Exception:  # of this connection alone: the others go on, and the log says what is wrong
@@ -149,21 +156,22 @@ class PageServer:
             if sender is not None:
                 sender.close()
 
-    def _welcome(self, channel: Channel[ToProducer]) -> Sender:
-        """Let both sides prove that they know the secret, and return the sender of the connection.
+    def _welcome(self, channel: Channel[ToProducer]) -> tuple[Producer, Sender]:
+        """Let both sides prove that they know the secret; return whose pages the connection gets, and their sender.
 
         Raises:
             TransferError: the other side does not know the secret, or wants what is not offered.
         """
-        producer, deadline = self._producer, time.monotonic() + HANDSHAKE_SECONDS
+        deadline = time.monotonic() + HANDSHAKE_SECONDS
         ours = secrets.token_bytes(NONCE_BYTES)
         channel.send(Hello(VERSION, ours), deadline)
         proof = channel.receive(deadline)
         if not isinstance(proof, Proof):
             raise TransferError("it did not begin with a proof")
-        if not producer.secret.is_proof(proof.proof, "consumer", ours, proof.nonce, proof.plane.encode()):
+        if not self._producer.secret.is_proof(proof.proof, "consumer", ours, proof.nonce, proof.plane.encode()):
             raise TransferError("it does not know the secret")
-        if proof.plane not in producer.senders:
+        producer = self._producers.get(proof.plane)
+        if producer is None:
             channel.send(Refused(f"pages do not travel by {proof.plane[:20]!r} here"), deadline)
             raise TransferError(f"it wants pages by {proof.plane!r}")
         sender = producer.senders[proof.plane]()
@@ -175,22 +183,23 @@ class PageServer:
         except BaseException:
             sender.close()
             raise
-        return sender
+        return producer, sender
 
-    def _answer(self, channel: Channel[ToProducer], sender: Sender, message: ToProducer) -> None:
-        producer, leases = self._producer, self._producer.leases
-        match message:
-            case Renew(handles):
-                leases.renew(handles)
-            case Finished(handle):
-                leases.end_lease(handle)
-            case Ask(handle, prefix, first, count):
-                deadline = time.monotonic() + ASK_SECONDS
-                try:
-                    lease = leases.find(handle)
-                    lease.check(prefix, first, count)
-                    sender.send(channel, count, producer.copier(lease, first), deadline)
-                except LeaseRefused as refusal:
-                    channel.send(Refused(str(refusal)), deadline)
-            case _:
-                raise TransferError("it sent a message out of order")
+
+def _answer(producer: Producer, channel: Channel[ToProducer], sender: Sender, message: ToProducer) -> None:
+    leases = producer.leases
+    match message:
+        case Renew(handles):
+            leases.renew(handles)
+        case Finished(handle):
+            leases.end_lease(handle)
+        case Ask(handle, prefix, first, count):
+            deadline = time.monotonic() + ASK_SECONDS
+            try:
+                lease = leases.find(handle)
+                lease.check(prefix, first, count, producer.of_windows)
+                sender.send(channel, count, producer.copier(lease, first), deadline)
+            except LeaseRefused as refusal:
+                channel.send(Refused(str(refusal)), deadline)
+        case _:
+            raise TransferError("it sent a message out of order")

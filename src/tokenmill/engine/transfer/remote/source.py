@@ -23,16 +23,16 @@ from tokenmill.config.kv_transfer import NIXL, KVTransferConfig
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.transfers import KVQuery
 from tokenmill.engine.transfer.host_pages import HostPages
-from tokenmill.engine.transfer.orders import PageLoad, PageSave
+from tokenmill.engine.transfer.orders import PageLoad, PageMover, PageSave
 from tokenmill.engine.transfer.protocol import Answer, KeptPages, SourceContext
 from tokenmill.engine.transfer.remote.channel import TransferError
 from tokenmill.engine.transfer.remote.client import MakeReceiver, PageClient
 from tokenmill.engine.transfer.remote.leases import Lease, LeaseTable
 from tokenmill.engine.transfer.remote.links import Fetch, PageLinks
-from tokenmill.engine.transfer.remote.messages import Handle, PageFormat
+from tokenmill.engine.transfer.remote.messages import OF_WINDOWS, Handle, PageFormat
 from tokenmill.engine.transfer.remote.params import PARAM, TransferParams, offer_params, parse_params
 from tokenmill.engine.transfer.remote.server import PageServer, Producer
-from tokenmill.engine.transfer.remote.transports import Sender, StreamSender, WindowSender
+from tokenmill.engine.transfer.remote.transports import Sender, Store, StreamSender, WindowSender
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
 from tokenmill.platform.host_arrays import host_array
@@ -44,19 +44,34 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class Windows(msgspec.Struct, frozen=True):
+    """Pages of a window group: their memory and their format."""
+
+    memory: HostPages
+    format: PageFormat
+
+
 class RemoteSource:
     """A source that asks producers, or is one, or both."""
 
     name = "remote"
     stores = False
 
-    def __init__(self, config: KVTransferConfig, memory: HostPages, format: PageFormat, engine: int = 0) -> None:
+    def __init__(
+        self,
+        config: KVTransferConfig,
+        memory: HostPages,
+        format: PageFormat,
+        engine: int = 0,
+        windows: Windows | None = None,
+    ) -> None:
         """Set up the links of a consumer, the server of a producer, or both.
 
         Args:
             memory: KV memory of this engine.
             format: format of its pages.
             engine: its index, where a server has several.
+            windows: memory and format of its window group; None: there is no such group.
 
         Raises:
             InvalidConfig: the secret cannot be read, or the address cannot be bound.
@@ -72,17 +87,23 @@ class RemoteSource:
         self.engine_id = f"{config.engine_id or secrets.token_hex(8)}" + (f"-{engine}" if engine else "")
         self.leases = LeaseTable(extra.lease_seconds, extra.most_lease_seconds)
         agent = _nixl_agent() if config.kv_connector == NIXL else None
-        self._links = PageLinks(
-            [Address.parse(peer) for peer in extra.peers] if config.consumes else (),
-            lambda address: PageClient(address, secret, format, *transport_to(address, agent)),
-            memory.page_bytes,
-        )
+        peers = [Address.parse(peer) for peer in extra.peers] if config.consumes else []
+
+        def links(format: PageFormat, kind: str) -> PageLinks:
+            def connect(address: Address) -> PageClient:
+                transport, make = transport_to(address, agent)
+                return PageClient(address, secret, format, transport + kind, make)
+
+            return PageLinks(peers, connect, format.page_bytes)
+
+        self._links = links(format, "")
+        # Connections of their own: a transport has pages of one size.
+        self._window_links = None if windows is None else links(windows.format, OF_WINDOWS)
         self.server: PageServer | None = None
         if config.produces:
-            producer = Producer(
-                self.engine_id, format, secret, self.leases, memory.copy_out, senders(memory.page_bytes, agent)
-            )
-            self.server = PageServer(address_of(config, engine), producer)
+            offers = senders(memory.page_bytes, agent)
+            producer = Producer(self.engine_id, format, secret, self.leases, memory.copy_out, offers)
+            self.server = PageServer(address_of(config, engine), producer, _of_windows(producer, windows, agent))
             self.server.start()
 
     # --- requests come and go ---------------------------------------------------------------------------------------
@@ -129,19 +150,26 @@ class RemoteSource:
         if parsed is None:
             load.finish()
             return
-        fetch = Fetch(
-            parsed.handle,
-            load.cache_key,
-            load.tokens,
-            self._page_size,
-            load.order.first_page,
-            len(load.order.page_ids),
-            self._storer(load),
-            time.monotonic() + self._config.kv_connector_extra_config.fetch_seconds,
-            lambda: not load.is_over,
-            _teller(load, parsed.address),
-        )
-        self._links.to(parsed.address).fetch(fetch)
+        first, count, tell = load.order.first_page, len(load.order.page_ids), _teller(load, parsed.address)
+        deadline = time.monotonic() + self._config.kv_connector_extra_config.fetch_seconds
+
+        def fetch(links: PageLinks, first: int, count: int, store: Store, done: Callable[[str], None]) -> None:
+            whose, size = (parsed.handle, load.cache_key, load.tokens), self._page_size
+            order = Fetch(*whose, size, first, count, store, deadline, lambda: not load.is_over, done)
+            links.to(parsed.address).fetch(order)
+
+        def fetch_pages(why: str = "") -> None:
+            if why:
+                tell(why)
+            else:
+                fetch(self._links, first, count, self._storer(load), tell)
+
+        if not load.order.windows or self._window_links is None:
+            fetch_pages()
+            return
+        # First what a producer may lack: without these nobody can begin behind the others.
+        num_windows = len(load.order.windows)
+        fetch(self._window_links, first + count - num_windows, num_windows, _window_storer(load), fetch_pages)
 
     def _storer(self, load: PageLoad) -> Callable[[int, memoryview, list[int]], None]:
         def store(first: int, data: memoryview, checksums: list[int]) -> None:
@@ -159,11 +187,12 @@ class RemoteSource:
 
     def ended(self, kept: KeptPages) -> dict[str, Any] | None:
         """Grant a lease on kept pages, and return the parameters that the consumer needs."""
-        if not kept.page_ids or self.server is None:
+        lacks_windows = self._window_links is not None and not kept.windows
+        if not kept.page_ids or lacks_windows or self.server is None:
             self._empty.append(kept.id)
             return None
         offer = offer_params(self.engine_id, kept.request_id, self.server.address, len(kept.tokens))
-        self.leases.grant(Lease(kept.id, offer.handle, kept.page_ids, kept.cache_key, kept.tokens))
+        self.leases.grant(Lease(kept.id, offer.handle, kept.page_ids, kept.cache_key, kept.tokens, kept.windows))
         told: dict[str, Any] = msgspec.to_builtins(offer)
         return told | {"do_remote_decode": False}
 
@@ -190,24 +219,46 @@ class RemoteSource:
         if self.server is not None:
             self.server.close()
         self._links.close()
+        if self._window_links is not None:
+            self._window_links.close()
 
 
 def remote_source(
-    config: KVTransferConfig, context: SourceContext, pieces: Sequence[Array], layout: str
+    config: KVTransferConfig,
+    context: SourceContext,
+    pieces: Sequence[Array],
+    layout: str,
+    window_pieces: Sequence[Array] = (),
 ) -> RemoteSource:
     """Return the source of an engine whose KV lies in these pieces of the host's memory.
 
     Args:
         layout: name of the attention backend, which determines the layout of pages.
+        window_pieces: of the window group, if there is one.
 
     Raises:
         InvalidConfig: see `RemoteSource`.
     """
-    memory = HostPages([host_array(piece).view(np.uint8) for piece in pieces])
-    # The second word tells shapes and types apart that have the same name and size.
-    kind = f"{layout} {context.mover.layout[:8]}"
-    format = PageFormat(context.fingerprint, kind, context.page_size, memory.page_bytes, checksum=memory.checksum)
-    return RemoteSource(config, memory, format, context.engine)
+
+    def described(pieces: Sequence[Array], mover: PageMover) -> Windows:
+        memory = HostPages([host_array(piece).view(np.uint8) for piece in pieces])
+        # The second word tells shapes and types apart that have the same name and size.
+        kind, whose = f"{layout} {mover.layout[:8]}", (context.fingerprint, context.page_size)
+        format = PageFormat(whose[0], kind, whose[1], memory.page_bytes, checksum=memory.checksum)
+        return Windows(memory, format)
+
+    pages = described(pieces, context.mover)
+    windows = None if context.windows is None else described(window_pieces, context.windows)
+    return RemoteSource(config, pages.memory, pages.format, context.engine, windows)
+
+
+def _of_windows(producer: Producer, windows: Windows | None, agent: NixlAgent | None) -> Producer | None:
+    """Return a producer with its window group instead of its pages."""
+    if windows is None:
+        return None
+    offers = {name + OF_WINDOWS: make for name, make in senders(windows.memory.page_bytes, agent).items()}
+    whose = {"format": windows.format, "copy_out": windows.memory.copy_out}
+    return msgspec.structs.replace(producer, **whose, senders=offers, of_windows=True)
 
 
 def address_of(config: KVTransferConfig, engine: int) -> Address:
@@ -240,6 +291,15 @@ def _nixl_agent() -> NixlAgent:
     from tokenmill.engine.transfer.remote.nixl_transport import NixlAgent
 
     return NixlAgent()
+
+
+def _window_storer(load: PageLoad) -> Store:
+    def store(first: int, data: memoryview, checksums: list[int]) -> None:
+        good = load.fill_windows(first, data, checksums)
+        if good < len(checksums):
+            raise TransferError("the request has ended" if load.is_over else f"window page {first + good} is damaged")
+
+    return store
 
 
 def _teller(load: PageLoad, address: Address) -> Callable[[str], None]:
