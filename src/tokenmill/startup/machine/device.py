@@ -167,12 +167,12 @@ def choose_backend(
         InvalidConfig: the backend cannot run here; see `choose_attention`.
     """
     kv_dtype = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    if kernels.name == "native" and config.dtype == "float32":
-        kv_dtype = "bfloat16"  # scratch pages, which a pass in float32 leaves alone
+    # A native pass in float32 leaves its scratch pages alone; they are those of bfloat16.
+    dtype = "bfloat16" if kernels.name == "native" else config.dtype
     wanted = AttentionConfig(
         spec,
         config.page_size,
-        config.dtype,
+        dtype,
         platform,
         kv_dtype,
         native=getattr(kernels, "native", None),
