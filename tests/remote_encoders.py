@@ -145,7 +145,7 @@ class RemoteOracle:
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-        self._tensors = {name: one.to(dtype) for name, one in load_file(folder / "model.safetensors").items()}
+        self.tensors = {name: one.to(dtype) for name, one in load_file(folder / "model.safetensors").items()}
 
     @torch.inference_mode()
     def states(self, text: list[int]) -> torch.Tensor:
@@ -163,7 +163,7 @@ class RemoteOracle:
 
     def _jina_layer(self, x: torch.Tensor, layer: str) -> torch.Tensor:
         q, k, v = (self._linear(x, f"{layer}.attention.self.{name}") for name in ("query", "key", "value"))
-        is_code = f"{layer}.layer_norm_1.weight" in self._tensors
+        is_code = f"{layer}.layer_norm_1.weight" in self.tensors
         if is_code:
             q = self._norm(q, f"{layer}.attention.self.layer_norm_q")
             k = self._norm(k, f"{layer}.attention.self.layer_norm_k")
@@ -186,7 +186,7 @@ class RemoteOracle:
         q, k, v = self._linear(x, f"{layer}.attn.Wqkv").chunk(3, -1)
         mixed = self._attend(self._turned(q), self._turned(k), v)
         attended = self._norm(self._linear(mixed, f"{layer}.attn.out_proj") + x, f"{layer}.norm1")
-        if f"{layer}.mlp.fc1.weight" in self._tensors:
+        if f"{layer}.mlp.fc1.weight" in self.tensors:
             inner = functional.gelu(self._linear(attended, f"{layer}.mlp.fc1"))
             return self._norm(self._linear(inner, f"{layer}.mlp.fc2") + attended, f"{layer}.norm2")
         return self._norm(self._mixed(attended, f"{layer}.mlp") + attended, f"{layer}.norm2")
@@ -194,13 +194,13 @@ class RemoteOracle:
     def _mixed(self, x: torch.Tensor, block: str) -> torch.Tensor:
         """The experts of each token, one token after the other."""
         count = self.config["num_experts"]
-        first, second = (self._tensors[f"{block}.experts.mlp.{name}"].chunk(count) for name in ("w1", "w2"))
+        first, second = (self.tensors[f"{block}.experts.mlp.{name}"].chunk(count) for name in ("w1", "w2"))
         shares = self._linear(x, f"{block}.router.layer").float().softmax(-1)
         found = []
         for token, share in zip(x, shares, strict=True):
             best = share.argsort(descending=True)[: self.config["moe_top_k"]].tolist()
             parts = [share[e].to(x.dtype) * (functional.gelu(first[e] @ token) @ second[e]) for e in best]
-            found.append(sum(parts) + self._tensors[f"{block}.experts.bias"])
+            found.append(sum(parts) + self.tensors[f"{block}.experts.bias"])
         return torch.stack(found)
 
     def _turned(self, x: torch.Tensor) -> torch.Tensor:
@@ -223,14 +223,14 @@ class RemoteOracle:
         return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
 
     def _table(self, name: str) -> torch.Tensor:
-        return self._tensors[f"{name}.weight"]
+        return self.tensors[f"{name}.weight"]
 
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return functional.linear(x, self._table(name), self._tensors.get(f"{name}.bias"))
+        return functional.linear(x, self._table(name), self.tensors.get(f"{name}.bias"))
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         eps = self.config.get("layer_norm_eps") or self.config["layer_norm_epsilon"]
-        return functional.layer_norm(x, x.shape[-1:], self._table(name), self._tensors[f"{name}.bias"], eps)
+        return functional.layer_norm(x, x.shape[-1:], self._table(name), self.tensors[f"{name}.bias"], eps)
 
 
 def alibi(heads: int) -> list[float]:

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from tests.embedders import unit
 from tests.encoder_checkpoints import encoder_oracle, hidden_states, make_encoder, write_word_pieces
+from tests.remote_encoders import RemoteOracle, make_remote_encoder
 from tokenmill import LLM
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.weights.gguf.file import open_gguf
@@ -28,6 +29,11 @@ ARCHITECTURES = {
     "nomic_bert": MODEL_ARCH.NOMIC_BERT,
     "modernbert": MODEL_ARCH.MODERN_BERT,
     "gemma3_text": MODEL_ARCH.GEMMA_EMBEDDING,
+}
+REMOTE = {
+    "jina_v2": MODEL_ARCH.JINA_BERT_V2,
+    "jina_v2_code": MODEL_ARCH.JINA_BERT_V2,
+    "nomic_moe": MODEL_ARCH.NOMIC_BERT_MOE,
 }
 HEADS = {
     "head.dense": "cls",
@@ -79,6 +85,51 @@ def write_encoder(
         )
     _add_word_pieces(writer, folder)
     add(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_remote_encoder(folder: Path, family: str, parts_gates: bool) -> Path:
+    """The same of an encoder whose code is on the hub; gated products as two tensors, as in files of 2024, or one."""
+    config, kind = json.loads((folder / "config.json").read_text()), REMOTE[family]
+    path = folder / "gguf" / f"{family}.gguf"
+    path.parent.mkdir()
+    writer = GGUFWriter(path, MODEL_ARCH_NAMES[kind])
+    layers = config.get("n_layer") or config["num_hidden_layers"]
+    writer.add_block_count(layers)
+    writer.add_context_length(config.get("max_trained_positions") or config["max_position_embeddings"])
+    writer.add_embedding_length(config.get("n_embd") or config["hidden_size"])
+    writer.add_feed_forward_length(config.get("n_inner") or config["intermediate_size"])
+    writer.add_head_count(config.get("n_head") or config["num_attention_heads"])
+    writer.add_layer_norm_eps(config.get("layer_norm_epsilon") or config["layer_norm_eps"])
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(PoolingType.MEAN)
+    writer.add_token_type_count(config["type_vocab_size"])
+    if family == "nomic_moe":
+        writer.add_rope_freq_base(config["rotary_emb_base"])
+        writer.add_moe_every_n_layers(config["moe_every_n_layers"])
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["moe_top_k"])
+    names = get_tensor_name_map(kind, layers)
+    for stored, tensor in load_file(folder / "model.safetensors").items():
+        stem, suffix, values = stored.removesuffix(".weight").removesuffix(".bias"), stored.rpartition(".")[2], tensor
+        if "mlp.experts" in stem:
+            if suffix == "bias":
+                continue
+            values = values.view(config["num_experts"], config["n_inner"], config["n_embd"])
+            values, suffix = values.transpose(1, 2) if suffix == "w2" else values, "weight"
+        gate_is_first = "gated_layers" in stem
+        if parts_gates and (gate_is_first or "up_gated_layer" in stem):
+            halves = values.chunk(2) if gate_is_first else reversed(values.chunk(2))
+            block = names.get_name(stem).removesuffix("ffn_up")
+            for role, half in zip(("ffn_gate", "ffn_up"), halves, strict=True):
+                writer.add_tensor(f"{block}{role}.weight", half.contiguous().numpy())
+            continue
+        writer.add_tensor(f"{names.get_name(stem)}.{suffix}", values.contiguous().numpy())
+    _add_word_pieces(writer, folder)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -142,6 +193,37 @@ def test_vectors_of_files_are_those_of_transformers(family: str, pooling: Poolin
         states = hidden_states(oracle, ids_of(folder, text)).numpy()
         wanted = states[0] if pooling is PoolingType.CLS else states.mean(0)
         np.testing.assert_allclose(output.outputs.embedding, unit(wanted), atol=3e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "parts_gates", "dtype"),
+    [
+        ("jina_v2", False, "float32"),
+        ("jina_v2", True, "float32"),
+        ("jina_v2", False, "bfloat16"),
+        ("jina_v2_code", False, "float32"),
+        ("jina_v2_code", True, "float32"),
+        ("nomic_moe", False, "float32"),
+    ],
+)
+def test_vectors_of_files_are_those_of_the_formulas_on_the_hub(
+    family: str, parts_gates: bool, dtype: str, tmp_path: Path
+) -> None:
+    folder = make_remote_encoder(tmp_path, family)
+    write_word_pieces(folder)
+    oracle = RemoteOracle(folder)
+    for name, tensor in oracle.tensors.items():
+        if name.endswith("experts.bias"):
+            tensor.zero_()  # the converter leaves it out
+    path = write_remote_encoder(folder, family, parts_gates)
+    with LLM(str(path), dtype=dtype, download_dir=str(tmp_path / "cache")) as llm:
+        found = llm.embed(TEXTS, use_tqdm=False)
+    for text, output in zip(TEXTS, found, strict=True):
+        wanted = unit(oracle.states(ids_of(folder, text)).numpy().mean(0))
+        if dtype == "float32":
+            np.testing.assert_allclose(output.outputs.embedding, wanted, atol=3e-5)
+        else:
+            assert float(np.dot(output.outputs.embedding, wanted)) > 0.999
 
 
 def test_the_layers_of_embedding_gemma_follow(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -5,7 +5,7 @@ Knows no torch and opens no file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -102,6 +102,8 @@ class GgufTable(msgspec.Struct, frozen=True):
         fields: returns the fields of config.json that are not where other families have them, given those found.
         change: returns the change that the converter made to the rows of a weight; None: that of every family.
         without_tower: the family that a file belongs to while no file with its vision tower is there; "": the same.
+        more_names: its other names of the family, for forms of it.
+        joined: for roles that share a tensor in some files, its name there.
     """
 
     name: str
@@ -110,6 +112,8 @@ class GgufTable(msgspec.Struct, frozen=True):
     fields: Callable[[GgufHeader, Mapping[str, Any]], dict[str, Any]] = _no_fields
     change: Callable[[WeightKey, int, Architecture], Change | None] = _no_change
     without_tower: str = ""
+    more_names: tuple[str, ...] = ()
+    joined: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def of_drafting_layer(self, layer: int) -> GgufTable:
         """Return the names of the weights of a layer that drafts further tokens, number `layer` of the file."""
@@ -117,6 +121,12 @@ class GgufTable(msgspec.Struct, frozen=True):
         own = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "taps": "eh_proj", "final_norm": "shared_head_norm"}
         names |= {role: f"blk.{layer}.nextn.{name}" for role, name in own.items()}
         return msgspec.structs.replace(self, names=names)
+
+    def in_file(self, tensors: Container[str]) -> GgufTable:
+        """Return the table of a file with these tensors: a role that has none of its own there shares one."""
+        own = {role: self.names[role].format(layer=0) for role in self.joined}
+        joined = {role: self.joined[role] for role, name in own.items() if f"{name}.weight" not in tensors}
+        return msgspec.structs.replace(self, names={**self.names, **joined}) if joined else self
 
     def name_of(self, key: WeightKey) -> str:
         """Return the name of a weight."""

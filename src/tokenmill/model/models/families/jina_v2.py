@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -19,11 +20,13 @@ from tokenmill.model.models.decoder_config import read_depth, refuse
 from tokenmill.model.models.encoder_config import ACTIVATIONS, encoder, read_both_ways, read_layer_norm
 from tokenmill.model.models.families.bert import NAMES as BERT_NAMES
 from tokenmill.model.models.family import Family
+from tokenmill.model.models.gguf_table import ENCODER_NAMES, GGUF_NAMES, TOKEN_TYPES, GgufHeader, GgufTable
 
 # The only values that are read.
 _FORM = {"position_embedding_type": "alibi", "feed_forward_type": "geglu", "hidden_act": "gelu"}
-# Part of the address of the code that norms q and k.
+# Part of the address of the code that norms q and k; the field that stands for it where a file has such norms.
 _NORMS_HEADS = "qk-post-norm"
+_GGUF_NORMS_HEADS = "gguf_norms_heads"
 
 
 def read(config: ConfigReader) -> Architecture:
@@ -54,7 +57,9 @@ def read(config: ConfigReader) -> Architecture:
 
 
 def _norms_heads(config: ConfigReader) -> bool:
-    """Return True if the code that config.json points to is that of the form with norms of q and k."""
+    """Return True for the form with norms of q and k, by the code that config.json points to or by a file's tensors."""
+    if config.raw(_GGUF_NORMS_HEADS):
+        return True
     classes = config.raw("auto_map")
     names = [config.raw("_name_or_path"), *(classes.values() if isinstance(classes, dict) else ())]
     return any(_NORMS_HEADS in name for name in names if isinstance(name, str))
@@ -80,6 +85,20 @@ _NAMES_OF_CODE: Mapping[str, str] = MappingProxyType(
         "mlp_out_norm": "encoder.layer.{layer}.layer_norm_2",
     }
 )
+
+
+def _gguf_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    norm = header.floats(f"{_GGUF_NAMES['q_norm'].format(layer=0)}.weight")
+    return {**_FORM, "type_vocab_size": header.metadata.get(TOKEN_TYPES, 2), _GGUF_NORMS_HEADS: norm is not None}
+
+
+_GGUF_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **ENCODER_NAMES,
+        **{role: GGUF_NAMES[role] for role in ("q_norm", "k_norm")},
+        "attention_last_norm": "blk.{layer}.attn_norm_2",
+    }
+)
 _FAMILY = Family(
     read=read,
     defaults={
@@ -99,4 +118,9 @@ _FAMILY = Family(
     other_weights=("pooler.", "cls.", "embeddings.position_ids"),
 )
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(dict.fromkeys(("JinaBertModel", "JinaBertForMaskedLM"), _FAMILY))
+# The two halves of a gated product are one tensor as in checkpoints, or, by converters of 2024, two.
+_GGUF = GgufTable("jina-bert-v2", _GGUF_NAMES, fields=_gguf_fields, joined={"gate": _GGUF_NAMES["up"]})
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {"JinaBertModel": msgspec.structs.replace(_FAMILY, gguf=_GGUF), "JinaBertForMaskedLM": _FAMILY}
+)

@@ -26,7 +26,7 @@ from tokenmill.model.models.encoder_config import (
     read_layer_norm,
 )
 from tokenmill.model.models.family import Family
-from tokenmill.model.models.gguf_table import ENCODER_NAMES, TOKEN_TYPES, GgufHeader, GgufTable
+from tokenmill.model.models.gguf_table import ENCODER_NAMES, GGUF_NAMES, TOKEN_TYPES, GgufHeader, GgufTable
 from tokenmill.model.models.mlp_config import MOST_EXPERTS
 from tokenmill.model.models.rope_config import read_rope
 
@@ -52,9 +52,9 @@ def read(config: ConfigReader) -> Architecture:
     refuse(config, *_ABSENT)
     if (share := config.raw("rotary_emb_fraction", 1.0)) != 1.0:
         raise config.error(f"rotary_emb_fraction {share!r} is not supported: heads turn whole")
-    is_gated = True
+    is_gated = config.raw("activation_function") != _PLAIN
     if config.raw("n_embd") is not None:
-        is_gated, config = config.raw("activation_function") != _PLAIN, _in_our_names(config)
+        config = _in_our_names(config)
     # Beyond `max_position_embeddings`, which it was trained on, Nomic's code stretches the rope: texts end there.
     num_layers, max_position = read_depth(config)
     rope, max_position = read_rope(config, max_position)
@@ -102,7 +102,7 @@ def _blocks(config: ConfigReader, dense: MlpSpec, num_layers: int) -> list[MlpSp
         norm_topk_prob=False,
         activation=dense.activation,
         is_gated=False,
-        has_output_bias=True,
+        has_output_bias=config.raw("gguf_architecture") is None,  # llama.cpp's converter leaves it out
     )
     return [moe if layer in sparse else dense for layer in range(num_layers)]
 
@@ -149,11 +149,28 @@ _PLAIN_NAMES: Mapping[str, str] = MappingProxyType(
 )
 
 
+_GGUF_OF_EXPERTS = "nomic-bert-moe"
+
+
 def _gguf_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type_vocab_size": header.metadata.get(TOKEN_TYPES, 1)}
+    found = {"type_vocab_size": header.metadata.get(TOKEN_TYPES, 1)}
+    if fields["gguf_architecture"] != _GGUF_OF_EXPERTS:
+        return found
+    return {
+        **found,
+        **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True),
+        **dict.fromkeys(("activation_function", "hidden_act"), _PLAIN),
+        "moe_every_n_layers": header.metadata.get(f"{_GGUF_OF_EXPERTS}.moe_every_n_layers", 0),
+        "moe_top_k": fields.get("num_experts_per_tok"),
+    }
 
 
-_GGUF_NAMES = {**ENCODER_NAMES, **dict.fromkeys(("q", "k", "v"), "blk.{layer}.attn_qkv")}
+_GGUF_NAMES = {
+    **ENCODER_NAMES,
+    **dict.fromkeys(("q", "k", "v"), "blk.{layer}.attn_qkv"),
+    **{role: GGUF_NAMES[role] for role in ("router", "expert_up", "expert_down")},
+}
+_GGUF = GgufTable("nomic-bert", _GGUF_NAMES, fields=_gguf_fields, more_names=(_GGUF_OF_EXPERTS,))
 _FAMILY = Family(
     read=read,
     defaults={
@@ -176,9 +193,7 @@ _FAMILY = Family(
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "NomicBertModel": msgspec.structs.replace(
-            _FAMILY, gguf=GgufTable("nomic-bert", _GGUF_NAMES, fields=_gguf_fields)
-        ),
+        "NomicBertModel": msgspec.structs.replace(_FAMILY, gguf=_GGUF),
         "NomicBertForMaskedLM": _FAMILY,
     }
 )

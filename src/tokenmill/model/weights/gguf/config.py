@@ -13,7 +13,12 @@ from tokenmill.model.weights.gguf.file import GgufFile
 from tokenmill.model.weights.gguf.types import FILE_TYPES
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
-    {family.gguf.name: name for name, family in FAMILIES.items() if family.gguf is not None}
+    {
+        kind: name
+        for name, family in FAMILIES.items()
+        if family.gguf is not None
+        for kind in (family.gguf.name, *family.gguf.more_names)
+    }
 )
 # Field of config.json -> key of the metadata, after the architecture's name.
 FIELDS: Mapping[str, str] = MappingProxyType(

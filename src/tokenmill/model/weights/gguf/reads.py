@@ -81,7 +81,9 @@ def plan_gguf_reads(file: GgufFile, targets: Iterable[Target], architecture: Arc
 def _table(file: GgufFile, architecture: Architecture) -> GgufTable:
     table = FAMILIES[architecture.name].gguf
     assert table is not None, "the architecture was read from such a file"
-    return table if architecture.draft_head is None else table.of_drafting_layer(first_drafting_layer(file))
+    if architecture.draft_head is not None:
+        return table.of_drafting_layer(first_drafting_layer(file))
+    return table.in_file(file.tensors)
 
 
 def _read(file: GgufFile, target: Target, architecture: Architecture, table: GgufTable) -> GgufRead:
