@@ -173,6 +173,23 @@ def test_a_recording_ends_with_the_longest_clip_that_the_model_takes(hearing, op
     page.get_by_role("button", name="Record", exact=True).wait_for()
 
 
+def test_a_second_click_while_the_browser_asks_opens_no_second_recording(hearing, open_page):
+    page = open_page(hearing.url, permissions=["microphone"])
+    page.route("**/server_info*", endless_clips)
+    page.reload()
+    record = page.get_by_role("button", name="Record", exact=True)
+    record.wait_for()
+    page.evaluate("""() => {
+      const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+      globalThis.asked = 0;
+      navigator.mediaDevices.getUserMedia = (wanted) => { globalThis.asked += 1; return ask(wanted); };
+    }""")
+    record.evaluate("(button) => { button.click(); button.click(); }")
+    page.get_by_role("button", name="Stop recording").click()
+    page.locator("form.composer .file").get_by_text(".wav").wait_for()
+    assert page.evaluate("globalThis.asked") == 1
+
+
 def test_a_page_that_is_drawn_seldom_counts_no_seconds_behind_a_stop(hearing, open_page):
     page = open_page(hearing.url, permissions=["microphone"])
     page.route("**/server_info*", endless_clips)

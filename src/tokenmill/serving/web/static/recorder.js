@@ -68,6 +68,7 @@ export function Microphone({ mostSeconds, take, fail }) {
   const [seconds, setSeconds] = useState(-1);
   const end = useRef(null);
   const isOver = useRef(false);
+  const isAsking = useRef(false);
   const most = mostSeconds || MOST_SECONDS;
   const isOn = seconds >= 0;
   const stop = () => {
@@ -91,6 +92,8 @@ export function Microphone({ mostSeconds, take, fail }) {
       fail(t("voice.insecure"));
       return;
     }
+    if (isAsking.current) return; // a second click, while the browser asks whether it may
+    isAsking.current = true;
     try {
       const finish = await record(most, (file) => !isOver.current && take(file), refuse);
       if (isOver.current) finish();
@@ -101,6 +104,7 @@ export function Microphone({ mostSeconds, take, fail }) {
     } catch (error) {
       refuse(error);
     }
+    isAsking.current = false;
   };
   return html`<button type="button" class=${isOn ? "stop" : "quiet"} aria-pressed=${isOn} title=${isSecureContext ? undefined : t("voice.insecure")}
       onClick=${isOn ? stop : begin}>${isOn ? t("voice.stop", { seconds }) : t("voice.record")}</button>
