@@ -99,4 +99,4 @@ def test_every_kept_stream_is_the_offline_answer_and_nothing_stays_in_use(kind, 
 def test_so_it_is_when_requests_preempt_one_another(tight_server, offline, rng):
     before = tight_server.metric("num_preemptions_total")
     check_many_clients(tight_server, offline, rng)
-    assert tight_server.metric("num_preemptions_total") > before, "this pool is too small for all"
+    tight_server.wait_for(lambda: tight_server.metric("num_preemptions_total") > before)  # the pool is too small

@@ -142,7 +142,7 @@ def test_a_server_under_load_is_measured(tiny_model, capsys, tmp_path):
     with serve(tiny_model) as server:
         assert main(["bench", "serve", "--url", server.url, *load, "--plot", str(picture), "--samples", str(raw)]) == 0
         document = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert server.metric("generation_tokens_total") >= document["output_tokens"]
+        server.wait_for(lambda: server.metric("generation_tokens_total") >= document["output_tokens"])
         # The prompts of this one are outside the vocabulary.
         assert main(["bench", "serve", "--url", server.url, "--max-token-id", "900000"]) == 1
         assert "status 400" in capsys.readouterr().err

@@ -277,8 +277,8 @@ def test_a_batch_runs_beside_others_and_can_be_cancelled(server, client):
     assert {line["error"]["code"] for line in errors.values()} == {"batch_cancelled"}
     assert next(iter(client.batches.list(limit=1))).id == batch.id
     server.wait_until_unused()
-    assert server.metric("batch_lines", state="queued") == 0
-    assert server.metric("batch_lines_ended_total", outcome="cancelled") == len(errors)
+    server.wait_for(lambda: server.metric("batch_lines", state="queued") == 0)
+    server.wait_for(lambda: server.metric("batch_lines_ended_total", outcome="cancelled") == len(errors))
     client.files.delete(batch.input_file_id)
 
 

@@ -209,7 +209,7 @@ def test_an_idle_session_expires_and_a_busy_one_does_not(server, key):
     turn = key.ask("POST", "/v1/completions", GREEDY | {"prompt": "x", "max_tokens": 100}, session)
     assert turn["usage"]["completion_tokens"] == 100
     server.wait_for(lambda: key.http.get(f"/v1/sessions/{session}").status_code == 404)
-    assert key.metric("sessions_ended_total", reason="expired") == before + 1
+    server.wait_for(lambda: key.metric("sessions_ended_total", reason="expired") == before + 1)
     error = key.ask("POST", "/v1/completions", GREEDY | {"prompt": "x"}, session, status=404)["error"]
     assert error["message"] == "no open session has this id"
 
