@@ -40,9 +40,16 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.version import VERSION, versions
 from tokenmill.engine.kv.window_pages import most_window_pages
+from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.scheduler.resources.windows import Windows
 from tokenmill.engine.transfer.extension import KVTransfer
+from tokenmill.engine.transfer.orders import PageLoad
+from tokenmill.engine.transfer.pins import Pin
+from tokenmill.engine.transfer.remote.source import RemoteSource
+from tokenmill.engine.transfer.state import TransferState
 from tokenmill.engine.transfer.tier import Tier
+from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.startup.sizing.state_size import BYTES_OF
 
 FOUND = 0.95
 WAYS = ("unix", "tcp")
@@ -116,8 +123,15 @@ CELLS = [
     (served, event)
     for served in SERVED
     for event in EVENTS
-    if event != "split" or served not in STATES | RANKS  # states go to no other engine; ranks are refused
+    if event != "split" or served not in RANKS  # refused
 ]
+
+
+def pins(engine: Engine) -> list[Pin]:
+    """Return what an engine holds for those who come to fetch it."""
+    state = engine.scheduler.resource(TransferState)
+    assert state is not None
+    return list(state.pins.values())
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +222,73 @@ def test_a_producer_without_room_for_windows_offers_nothing(talks: Callable[[str
         windows.pages.num_promised -= left
         assert last.kv_transfer_params is None
         eventually(lambda: engine.step() is not None and engine.stats().num_pages_pinned == 0)
+
+
+@pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
+@pytest.mark.parametrize(("served", "transport"), some([(name, way) for name in STATES for way in WAYS], 2))
+def test_states_go_to_another_engine(talks: Callable[[str], Talk], served: str, transport: str, tmp_path: Path) -> None:
+    """That at the end of the prompt's last full page is kept, beside the newest, and sent; a decode begins there."""
+    talk, config = talks(served), partial(transfer_config, folder=tmp_path, transport=transport, port=free_port())
+    with (
+        talk.open(kv_transfer_config=config("kv_producer")) as producer,
+        talk.open(kv_transfer_config=config("kv_consumer")) as consumer,
+    ):
+        whole = (len(talk.second) - 1) // 16 * 16
+        (*_, last) = talk.outputs(producer, talk.second, ASKED)
+        ((first, *others),) = [pin.states for pin in pins(producer)]
+        assert first == whole // 16
+        assert len(others) <= 1
+        assert talk.ask(consumer, talk.second, last.kv_transfer_params) == (talk.reply, whole), f"seed {SEED}"
+        eventually(lambda: producer.step() is not None and not pins(producer))
+        for engine in (producer, consumer):
+            engine.scheduler.check_invariants()  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
+@pytest.mark.parametrize("served", some(list(STATES), 1))
+@pytest.mark.parametrize("fault", ["damaged", "refused", "killed"])
+def test_a_state_that_does_not_come_is_computed(
+    talks: Callable[[str], Talk], served: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes change on the way, the producer has given it up, or is gone: the bits are those of one engine."""
+    talk, config = talks(served), partial(transfer_config, folder=tmp_path, transport="unix", port=0)
+    with (
+        talk.open(kv_transfer_config=config("kv_consumer")) as consumer,
+        talk.open(kv_transfer_config=config("kv_producer")) as producer,
+    ):
+        (*_, last) = talk.outputs(producer, talk.second, ASKED)
+        fill, met = PageLoad.fill_good_state, []
+
+        def fill_damaged(load: PageLoad, first: int, data: memoryview, checksums: list[int]) -> int:
+            met.append(fill(load, first, memoryview(bytes([data[0] ^ 1]) + bytes(data[1:])), checksums))
+            return met[-1]
+
+        if fault == "damaged":
+            monkeypatch.setattr(PageLoad, "fill_good_state", fill_damaged)
+        elif fault == "refused":
+            transfer = producer.extension(KVTransfer)
+            assert transfer is not None
+            (source,) = transfer.sources
+            assert isinstance(source, RemoteSource)
+            (lease,) = source.leases._leases.values()
+            monkeypatch.setattr(lease, "_beside", {})
+        else:
+            producer.close()
+        assert talk.ask(consumer, talk.second, last.kv_transfer_params) == (talk.reply, 0), f"seed {SEED}"
+        assert met == ([0] if fault == "damaged" else [])
+        consumer.scheduler.check_invariants()  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
+def test_a_producer_without_room_for_a_state_offers_nothing(talks: Callable[[str], Talk], tmp_path: Path) -> None:
+    """The only slot is that of the request: whoever decodes computes the prompt."""
+    talk = talks("recurrent states")
+    size = read_architecture(talk.folder).state_bytes(BYTES_OF["bfloat16"])
+    config = transfer_config("kv_producer", tmp_path, "unix", 0)
+    with talk.open(kv_transfer_config=config, max_num_seqs=1, state_memory=size) as engine:
+        (*_, last) = talk.outputs(engine, talk.second, ASKED)
+        assert last.kv_transfer_params is None
+        eventually(lambda: engine.step() is not None and not pins(engine))
 
 
 @pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")

@@ -24,8 +24,9 @@ VERSION = 1
 LARGEST_MESSAGE = 64 << 10
 MOST_CHUNK_PAGES = 1024
 MOST_HANDLES = 128
-# Ends the name of a transport where a connection is for pages of the window group.
+# End the name of a transport where a connection is for pages of the window group, or for recurrent states.
 OF_WINDOWS = "/windows"
+OF_STATES = "/states"
 
 _Label = Annotated[str, Meta(max_length=128)]
 _Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
