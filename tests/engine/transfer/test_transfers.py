@@ -332,9 +332,12 @@ def test_a_parked_session_finds_its_pages_again() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("trouble", [0.0, 0.3])
-def test_a_log_replays_without_any_source(tmp_path: Path, depth: int, trouble: float) -> None:
+@pytest.mark.parametrize("state_slots", [0, 12])
+def test_a_log_replays_without_any_source(tmp_path: Path, depth: int, trouble: float, state_slots: int) -> None:
     generator = random.Random(SEED)
-    settings = Settings(num_pages=14, budget=10, depth=depth, policy="fair", log=tmp_path / "log")
+    settings = Settings(
+        num_pages=14, budget=10, depth=depth, policy="fair", log=tmp_path / "log", state_slots=state_slots
+    )
     harness = TransferHarness(settings, generator, trouble)
     harness.runner.failing_steps = {15}
     for number in range(60):
@@ -355,7 +358,8 @@ def test_a_log_replays_without_any_source(tmp_path: Path, depth: int, trouble: f
     harness.drain()
     harness.engine.close()
     counts = {name: sum(source.counts[name] for source in harness.sources) for name in harness.sources[0].counts}
-    assert all(counts[name] for name in ("loaded", "saved", "kept")), (SEED, counts)
+    of_states = ("states", "kept states") if state_slots else ()
+    assert all(counts[name] for name in ("loaded", "saved", "kept", *of_states)), (SEED, counts)
     if trouble:
         assert counts["lost"] and counts["later"], (SEED, counts)
     outcome = replay(tmp_path / "log")
