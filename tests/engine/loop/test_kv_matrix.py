@@ -22,7 +22,6 @@ from tests.engine.loop.kv_talks import (
     DISK_BYTES,
     ENGINE,
     PARAMS,
-    RANKS,
     SEED,
     SERVED,
     STATES,
@@ -53,6 +52,7 @@ from tokenmill.startup.sizing.state_size import BYTES_OF
 
 FOUND = 0.95
 WAYS = ("unix", "tcp")
+ONE_RANK = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
 Next = dict[str, Any]  # how the next engine is opened and asked
 
 
@@ -119,12 +119,7 @@ def split(talk: Talk, disk: Path) -> Iterator[Next]:
 
 
 EVENTS = {"restart": restart, "kill": kill, "swap": swap, "beside": beside, "upgrade": upgrade, "split": split}
-CELLS = [
-    (served, event)
-    for served in SERVED
-    for event in EVENTS
-    if event != "split" or served not in RANKS  # refused
-]
+CELLS = [(served, event) for served in SERVED for event in EVENTS]
 
 
 def pins(engine: Engine) -> list[Pin]:
@@ -318,11 +313,26 @@ def test_other_numbers_find_nothing(
     assert talk.say(talk.second, tmp_path) == (talk.reply, 0)
 
 
+@pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
+@pytest.mark.parametrize(("ours", "theirs"), some([("ranks", "full attention"), ("full attention", "stages")], 1))
+def test_ranks_and_stages_take_pages_of_as_many(
+    talks: Callable[[str], Talk], ours: str, theirs: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others cut a page in another way: refused by name, and computed."""
+    talk, config = talks(ours), partial(transfer_config, folder=tmp_path, transport="unix", port=0)
+    _, _, flags = SERVED[theirs]
+    with (
+        talk.open(kv_transfer_config=config("kv_producer")) as producer,
+        talk.open(kv_transfer_config=config("kv_consumer"), **{**ONE_RANK, **flags}) as consumer,
+    ):
+        (*_, last) = talk.outputs(producer, talk.second, ASKED)
+        assert talk.ask(consumer, talk.second, last.kv_transfer_params) == (talk.reply, 0), f"seed {SEED}"
+    assert "cut for 1 " in caplog.text
+    assert "cut for 2 " in caplog.text
+
+
 @pytest.mark.parametrize("flag", ["tensor_parallel_size", "pipeline_parallel_size"])
-@pytest.mark.parametrize("source", ["kv_source", "kv_host_size", "kv_transfer_config"])
-def test_ranks_and_stages_refuse_other_sources(flag: str, source: str, tmp_path: Path) -> None:
+def test_ranks_and_stages_refuse_the_tier_of_gpus(flag: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", "qwen3", seed=1)
-    values = {"kv_source": ("some:Store",), "kv_host_size": 1 << 20}
-    values["kv_transfer_config"] = transfer_config("kv_producer", tmp_path, "unix", 0)
-    with pytest.raises(InvalidConfig, match="need an engine of one rank"):
-        LLM(folder, **ENGINE, **{flag: 2, source: values[source]})
+    with pytest.raises(InvalidConfig, match="needs an engine of one rank"):
+        LLM(folder, **ENGINE, **{flag: 2, "kv_host_size": 1 << 20})

@@ -126,7 +126,8 @@ def connect(
 
         (_, pieces), (_, windows) = memory.full_kv, memory.window_kv
         beside = {OF_WINDOWS: windows, OF_STATES: memory.states.pieces if memory.states is not None else ()}
-        sources.append(remote_source(remote, context, pieces, layout, beside))
+        sizes = config.tensor_parallel_size, config.pipeline_parallel_size
+        sources.append(remote_source(remote, context, (*pieces, *of_others), layout, beside, sizes))
         policy, timeouts = remote.kv_load_failure_policy or policy, TransferTimeouts(**remote.timeouts)
     if config.kv_host_size:
         sources.append(host_tier(context, config.kv_host_size))

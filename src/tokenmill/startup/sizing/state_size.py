@@ -26,8 +26,9 @@ def check_recurrences(config: EngineConfig, architecture: Architecture) -> None:
     Raises:
         InvalidConfig: the config names such a source.
     """
-    is_served = own_sources_have("serves_states", config.kv_source, config.kv_transfer_config)
-    if architecture.recurrences and not is_served:
+    if not architecture.recurrences:
+        return
+    if not own_sources_have("serves_states", config.kv_source, config.kv_transfer_config):
         raise InvalidConfig(
             f"{architecture.name} has recurrent states, and a source of --kv-source or --kv-transfer-config does not "
             "say serves_states: leave it out"

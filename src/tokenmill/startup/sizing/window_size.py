@@ -56,7 +56,9 @@ def window_group_obstacle(config: EngineConfig, architecture: Architecture, has_
     widest = max((window for window in windows if window is not None), default=0)
     if not widest or not architecture.needs_kv:
         return ""
-    sources_serve = own_sources_have("serves_windows", config.kv_source, config.kv_transfer_config)
+    sources_serve = config.num_ranks > 1 or own_sources_have(
+        "serves_windows", config.kv_source, config.kv_transfer_config
+    )
     obstacles = {
         "--disable-hybrid-kv-cache-manager": config.disable_hybrid_kv_cache_manager,
         "--scheduler-cls does not serve them": Feature.WINDOWS not in find_scheduler(config.scheduler_cls).serves,

@@ -79,7 +79,7 @@ class RemoteSource:
         extra = config.kv_connector_extra_config
         self._config = config
         self._memory = memory
-        self._page_size = format.page_size
+        self._page_size, self._tp_size = format.page_size, format.tp_size
         self._params: dict[str, TransferParams] = {}
         self._wanted: Counter[tuple[Address, Handle]] = Counter()
         self._empty: list[int] = []
@@ -201,7 +201,7 @@ class RemoteSource:
             return None
         pages, tokens = kept.page_ids[:num_pages], kept.tokens[: num_pages * self._page_size]
         beside = {OF_WINDOWS: kept.windows, OF_STATES: {number - 1: slot for number, slot in kept.states.items()}}
-        offer = offer_params(self.engine_id, kept.request_id, self.server.address, len(tokens))
+        offer = offer_params(self.engine_id, kept.request_id, self.server.address, len(tokens), self._tp_size)
         self.leases.grant(Lease(kept.id, offer.handle, pages, kept.cache_key, tokens, beside))
         told: dict[str, Any] = msgspec.to_builtins(offer)
         return told | {"do_remote_decode": False}
@@ -239,12 +239,15 @@ def remote_source(
     pieces: Sequence[Array],
     layout: str,
     beside: Mapping[str, Sequence[Array]],
+    sizes: tuple[int, int] = (1, 1),
 ) -> RemoteSource:
     """Return the source of an engine whose KV lies in these pieces of the host's memory.
 
     Args:
         layout: name of the attention backend, which determines the layout of pages.
+        pieces: those of all ranks, one rank's behind another's.
         beside: by kind, `OF_WINDOWS` or `OF_STATES`, the pieces of what goes with pages; empty: there is no such kind.
+        sizes: how many ranks share the heads, and how many stages the layers.
 
     Raises:
         InvalidConfig: see `RemoteSource`.
@@ -254,8 +257,9 @@ def remote_source(
         assert mover is not None, "what has memory has a mover"
         memory = HostPages([host_array(piece).view(np.uint8) for piece in pieces])
         # The second word tells shapes and types apart that have the same name and size.
-        kind, whose = f"{layout} {mover.layout[:8]}", (context.fingerprint, context.page_size)
-        format = PageFormat(whose[0], kind, whose[1], memory.page_bytes, checksum=memory.checksum)
+        kind, whose = f"{layout} {mover.layout[:8]}", context.fingerprint
+        size = memory.page_bytes
+        format = PageFormat(whose, kind, context.page_size, size, sizes[0], memory.checksum, sizes[1])
         return Beside(memory, format)
 
     pages = described(pieces, context.mover)
