@@ -67,7 +67,6 @@ SERVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 WINDOWED = ("windows", "Gemma 3", "gpt-oss", "int4 KV and windows")
 STATES = tuple(name for name in SERVED if "states" in name)
-RANKS = frozenset(name for name in SERVED if "ranks" in name or "stages" in name)
 
 
 class Talk:
