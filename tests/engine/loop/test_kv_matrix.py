@@ -6,6 +6,7 @@ those of an engine to which nothing happened. docs/kv-transfer.md has the table,
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -329,6 +330,19 @@ def test_ranks_and_stages_take_pages_of_as_many(
         assert talk.ask(consumer, talk.second, last.kv_transfer_params) == (talk.reply, 0), f"seed {SEED}"
     assert "cut for 1 " in caplog.text
     assert "cut for 2 " in caplog.text
+
+
+@pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
+@pytest.mark.parametrize("served", some(["ranks", "stages"], 1))
+def test_a_source_of_ones_own_has_the_pages_of_all_ranks(
+    talks: Callable[[str], Talk], served: str, tmp_path: Path
+) -> None:
+    own = {"kv_connector": "tests.startup.assembly.test_kv_plugins:Box", "kv_role": "kv_both"}
+    config = json.dumps(own | {"kv_connector_extra_config": {"box": f"{tmp_path}"}})
+    talk = talks(served)
+    assert talk.say(talk.second, kv_transfer_config=config) == (talk.reply, 0), f"seed {SEED}"
+    found = talk.say(talk.second, kv_transfer_config=config)
+    assert found == (talk.reply, (len(talk.second) - 1) // 16 * 16), f"seed {SEED}"
 
 
 @pytest.mark.parametrize("flag", ["tensor_parallel_size", "pipeline_parallel_size"])

@@ -257,9 +257,8 @@ plain_box, window_box = named_box(Box), named_box(WindowBox)
 
 
 @pytest.mark.parametrize("by_path", [False, True])
-@pytest.mark.parametrize("ranks", [{}, {"tensor_parallel_size": 2}])
 def test_a_connector_of_ones_own_has_a_role_and_options(
-    tmp_path: Path, rng: np.random.Generator, by_path: bool, ranks: dict[str, int]
+    tmp_path: Path, rng: np.random.Generator, by_path: bool
 ) -> None:
     folder = make_checkpoint(tmp_path)
     prompt = {"prompt_token_ids": rng.integers(0, 200, 90).tolist()}
@@ -273,7 +272,6 @@ def test_a_connector_of_ones_own_has_a_role_and_options(
             "kv_connector_extra_config": {"box": f"{tmp_path}"},
         }
         options = {"dtype": "float32", "num_pages": 50, "page_size": 16, "kv_transfer_config": json.dumps(config)}
-        options |= {"dtype": "bfloat16"} | ranks if ranks else {}  # native attention, which they need
         with LLM(folder, **options) as llm:  # type: ignore[arg-type]
             (output,) = llm.generate([prompt], SamplingParams(max_tokens=3, temperature=0), use_tqdm=False)
             return list(output.outputs[0].token_ids), output.num_cached_tokens, llm.stats().num_loaded_tokens
