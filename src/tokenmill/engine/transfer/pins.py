@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 import msgspec
 
@@ -64,8 +64,14 @@ def pin_states(slots: StateSlots, pins: Iterable[Pin], pages: PageArray, ends: I
     return list(found.items())
 
 
-def check_pins(loads: Mapping[int, Load], pins: Mapping[int, Pin], kv: KVManager) -> None:
-    """Raise AssertionError if a load fills pages that its request has not, or pages that are read may move."""
+def check_pins(
+    loads: Mapping[int, Load], pins: Mapping[int, Pin], kv: KVManager, num_saving: int, kept: Set[int]
+) -> None:
+    """Raise AssertionError if a load fills pages that its request has not, or pages that are read may move.
+
+    Args:
+        num_saving, kept: pages that are being saved, and ids of the pins of kept pages, as they are counted elsewhere.
+    """
     for load in loads.values():
         held = kv.pages(load.request)
         assert held[load.order.first_page :] == load.order.page_ids, "a load fills other pages than its request has"
@@ -73,3 +79,5 @@ def check_pins(loads: Mapping[int, Load], pins: Mapping[int, Pin], kv: KVManager
     for pin in pins.values():
         assert pin.node.locks > 0, "pages that are read are not locked"
         assert pin.pages.tolist() == pin.node.path_pages().tolist(), "pages that are read have moved"
+    assert num_saving == sum(pin.num_saving for pin in pins.values()), "a save is lost"
+    assert kept == {number for number, pin in pins.items() if pin.kept_of}, "a pin is lost"

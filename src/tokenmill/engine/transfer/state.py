@@ -348,8 +348,6 @@ class TransferState(Transfers):
 
     def check_invariants(self, owners: Sequence[Request], plans: Sequence[StepPlan]) -> None:
         """Raise AssertionError if a load, a save or a pin is lost. For tests."""
-        check_pins(self.loads, self.pins, self._kv)
-        assert self.num_saving_pages == sum(pin.num_saving for pin in self.pins.values()), "a save is lost"
-        assert set(self.kept.values()) == {i for i, pin in self.pins.items() if pin.kept_of}, "a pin is lost"
+        check_pins(self.loads, self.pins, self._kv, self.num_saving_pages, set(self.kept.values()))
         if self._windows is not None:
             self._windows.check_invariants(one.id for one in (*owners, *(load.request for load in self.loads.values())))
