@@ -119,12 +119,12 @@ def _check_ranks(config: EngineSettings) -> None:
         raise InvalidConfig(f"--node-rank must be below --nnodes ({config.nnodes}), got {config.node_rank}")
     if config.nnodes > 1 and not config.master_secret:
         raise InvalidConfig("--nnodes needs --master-secret FILE: the machines prove to each other that they know it")
-    if config.num_ranks > 1 and (config.kv_source or config.kv_host_size or config.kv_transfer_config):
-        raise InvalidConfig("--kv-source, --kv-host-size and --kv-transfer-config need an engine of one rank")
+    if config.num_ranks > 1 and config.kv_host_size:
+        raise InvalidConfig("--kv-host-size needs an engine of one rank")
     if config.context_parallel_size > 1 and config.has_kv_sources:
         raise InvalidConfig("--context-parallel-size: ranks that share one KV have no --kv-disk; leave one of them out")
     if config.nnodes > 1 and config.has_kv_sources:
-        raise InvalidConfig("--nnodes: KV is stored by an engine whose ranks share a machine; leave out --kv-disk")
+        raise InvalidConfig("--nnodes: KV goes to and from engines whose ranks share a machine; leave out --kv-disk")
 
 
 def _check_pairs(config: ServerSettings) -> None:

@@ -5,12 +5,14 @@ The connector is one of ours, between engines of TokenMill, or a source of someb
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.plugins import find_plugin
 
 NIXL = "NixlConnector"
 CONNECTORS = ("TokenMillConnector", NIXL)
@@ -139,6 +141,19 @@ def parse_kv_transfer_config(text: str | None) -> KVTransferConfig | OwnConnecto
     except (msgspec.DecodeError, InvalidConfig) as error:
         raise InvalidConfig(f"{FLAG}: {error}") from error
     return config
+
+
+def own_sources_have(attribute: str, kv_source: Iterable[str], kv_transfer_config: str | None) -> bool:
+    """Return True if all sources of the user's own, which these flags name, have a true attribute; see `KVSource`.
+
+    Raises:
+        InvalidConfig: the module of one cannot be imported.
+    """
+    named = [("--kv-source", name) for name in kv_source]
+    remote = parse_kv_transfer_config(kv_transfer_config)
+    if isinstance(remote, OwnConnector):
+        named.append((FLAG, remote.source))
+    return all(getattr(find_plugin(flag, SOURCE_PLUGINS, name), attribute, False) for flag, name in named)
 
 
 def _own(text: str, named: _Named) -> OwnConnector:

@@ -47,6 +47,9 @@ SERVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Gemma 3": ("gemma3", {"sliding_window": 48}, {}),
     "gpt-oss": ("gpt_oss", {"sliding_window": 48}, {}),
     "recurrent states": ("lfm2", {}, {}),
+    "Qwen3.5's states": ("qwen3_5", {}, {}),
+    "Qwen3-Next's states": ("qwen3_next", {}, {}),
+    "Granite 4's states": ("granite_hybrid", {}, {}),
     "int8 KV": ("qwen3", {}, {"kv_cache_dtype": "int8"}),
     "int8-int4 KV": ("qwen3", {}, {"kv_cache_dtype": "int8-int4"}),
     "int4 KV": ("qwen3", {}, {"kv_cache_dtype": "int4"}),
@@ -63,8 +66,7 @@ SERVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ranks and int4 KV": ("qwen3", {}, {"tensor_parallel_size": 2, "kv_cache_dtype": "int4"}),
 }
 WINDOWED = ("windows", "Gemma 3", "gpt-oss", "int4 KV and windows")
-STATES = frozenset(name for name in SERVED if "states" in name)
-RANKS = frozenset(name for name in SERVED if "ranks" in name or "stages" in name)
+STATES = tuple(name for name in SERVED if "states" in name)
 
 
 class Talk:

@@ -6,6 +6,7 @@ those of an engine to which nothing happened. docs/kv-transfer.md has the table,
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +23,6 @@ from tests.engine.loop.kv_talks import (
     DISK_BYTES,
     ENGINE,
     PARAMS,
-    RANKS,
     SEED,
     SERVED,
     STATES,
@@ -40,12 +40,20 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.version import VERSION, versions
 from tokenmill.engine.kv.window_pages import most_window_pages
+from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.scheduler.resources.windows import Windows
 from tokenmill.engine.transfer.extension import KVTransfer
+from tokenmill.engine.transfer.orders import PageLoad
+from tokenmill.engine.transfer.pins import Pin
+from tokenmill.engine.transfer.remote.source import RemoteSource
+from tokenmill.engine.transfer.state import TransferState
 from tokenmill.engine.transfer.tier import Tier
+from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.startup.sizing.state_size import BYTES_OF
 
 FOUND = 0.95
 WAYS = ("unix", "tcp")
+ONE_RANK = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
 Next = dict[str, Any]  # how the next engine is opened and asked
 
 
@@ -112,12 +120,14 @@ def split(talk: Talk, disk: Path) -> Iterator[Next]:
 
 
 EVENTS = {"restart": restart, "kill": kill, "swap": swap, "beside": beside, "upgrade": upgrade, "split": split}
-CELLS = [
-    (served, event)
-    for served in SERVED
-    for event in EVENTS
-    if event != "split" or served not in STATES | RANKS  # states go to no other engine; ranks are refused
-]
+CELLS = [(served, event) for served in SERVED for event in EVENTS]
+
+
+def pins(engine: Engine) -> list[Pin]:
+    """Return what an engine holds for those who come to fetch it."""
+    state = engine.scheduler.resource(TransferState)
+    assert state is not None
+    return list(state.pins.values())
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +221,73 @@ def test_a_producer_without_room_for_windows_offers_nothing(talks: Callable[[str
 
 
 @pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
+@pytest.mark.parametrize(("served", "transport"), some([(name, way) for name in STATES for way in WAYS], 2))
+def test_states_go_to_another_engine(talks: Callable[[str], Talk], served: str, transport: str, tmp_path: Path) -> None:
+    """That at the end of the prompt's last full page is kept, beside the newest, and sent; a decode begins there."""
+    talk, config = talks(served), partial(transfer_config, folder=tmp_path, transport=transport, port=free_port())
+    with (
+        talk.open(kv_transfer_config=config("kv_producer")) as producer,
+        talk.open(kv_transfer_config=config("kv_consumer")) as consumer,
+    ):
+        whole = (len(talk.second) - 1) // 16 * 16
+        (*_, last) = talk.outputs(producer, talk.second, ASKED)
+        ((first, *others),) = [pin.states for pin in pins(producer)]
+        assert first == whole // 16
+        assert len(others) <= 1
+        assert talk.ask(consumer, talk.second, last.kv_transfer_params) == (talk.reply, whole), f"seed {SEED}"
+        eventually(lambda: producer.step() is not None and not pins(producer))
+        for engine in (producer, consumer):
+            engine.scheduler.check_invariants()  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
+@pytest.mark.parametrize("served", some(list(STATES), 1))
+@pytest.mark.parametrize("fault", ["damaged", "refused", "killed"])
+def test_a_state_that_does_not_come_is_computed(
+    talks: Callable[[str], Talk], served: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes change on the way, the producer has given it up, or is gone: the bits are those of one engine."""
+    talk, config = talks(served), partial(transfer_config, folder=tmp_path, transport="unix", port=0)
+    with (
+        talk.open(kv_transfer_config=config("kv_consumer")) as consumer,
+        talk.open(kv_transfer_config=config("kv_producer")) as producer,
+    ):
+        (*_, last) = talk.outputs(producer, talk.second, ASKED)
+        fill, met = PageLoad.fill_good_state, []
+
+        def fill_damaged(load: PageLoad, first: int, data: memoryview, checksums: list[int]) -> int:
+            met.append(fill(load, first, memoryview(bytes([data[0] ^ 1]) + bytes(data[1:])), checksums))
+            return met[-1]
+
+        if fault == "damaged":
+            monkeypatch.setattr(PageLoad, "fill_good_state", fill_damaged)
+        elif fault == "refused":
+            transfer = producer.extension(KVTransfer)
+            assert transfer is not None
+            (source,) = transfer.sources
+            assert isinstance(source, RemoteSource)
+            (lease,) = source.leases._leases.values()
+            monkeypatch.setattr(lease, "_beside", {})
+        else:
+            producer.close()
+        assert talk.ask(consumer, talk.second, last.kv_transfer_params) == (talk.reply, 0), f"seed {SEED}"
+        assert met == ([0] if fault == "damaged" else [])
+        consumer.scheduler.check_invariants()  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
+def test_a_producer_without_room_for_a_state_offers_nothing(talks: Callable[[str], Talk], tmp_path: Path) -> None:
+    """The only slot is that of the request: whoever decodes computes the prompt."""
+    talk = talks("recurrent states")
+    size = read_architecture(talk.folder).state_bytes(BYTES_OF["bfloat16"])
+    config = transfer_config("kv_producer", tmp_path, "unix", 0)
+    with talk.open(kv_transfer_config=config, max_num_seqs=1, state_memory=size) as engine:
+        (*_, last) = talk.outputs(engine, talk.second, ASKED)
+        assert last.kv_transfer_params is None
+        eventually(lambda: engine.step() is not None and not pins(engine))
+
+
+@pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
 def test_a_prompt_is_found_up_to_where_its_window_is(talks: Callable[[str], Talk], tmp_path: Path) -> None:
     """At its end, where it begins again; another one that leaves it in the middle is computed."""
     talk = talks("Gemma 3")
@@ -237,11 +314,39 @@ def test_other_numbers_find_nothing(
     assert talk.say(talk.second, tmp_path) == (talk.reply, 0)
 
 
+@pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
+@pytest.mark.parametrize(("ours", "theirs"), some([("ranks", "full attention"), ("full attention", "stages")], 1))
+def test_ranks_and_stages_take_pages_of_as_many(
+    talks: Callable[[str], Talk], ours: str, theirs: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others cut a page in another way: refused by name, and computed."""
+    talk, config = talks(ours), partial(transfer_config, folder=tmp_path, transport="unix", port=0)
+    _, _, flags = SERVED[theirs]
+    with (
+        talk.open(kv_transfer_config=config("kv_producer")) as producer,
+        talk.open(kv_transfer_config=config("kv_consumer"), **{**ONE_RANK, **flags}) as consumer,
+    ):
+        (*_, last) = talk.outputs(producer, talk.second, ASKED)
+        assert talk.ask(consumer, talk.second, last.kv_transfer_params) == (talk.reply, 0), f"seed {SEED}"
+    assert "cut for 1 " in caplog.text
+    assert "cut for 2 " in caplog.text
+
+
+@pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
+@pytest.mark.parametrize("served", some(["ranks", "stages"], 1))
+def test_a_source_of_ones_own_has_the_pages_of_all_ranks(
+    talks: Callable[[str], Talk], served: str, tmp_path: Path
+) -> None:
+    own = {"kv_connector": "tests.startup.assembly.test_kv_plugins:Box", "kv_role": "kv_both"}
+    config = json.dumps(own | {"kv_connector_extra_config": {"box": f"{tmp_path}"}})
+    talk = talks(served)
+    assert talk.say(talk.second, kv_transfer_config=config) == (talk.reply, 0), f"seed {SEED}"
+    found = talk.say(talk.second, kv_transfer_config=config)
+    assert found == (talk.reply, (len(talk.second) - 1) // 16 * 16), f"seed {SEED}"
+
+
 @pytest.mark.parametrize("flag", ["tensor_parallel_size", "pipeline_parallel_size"])
-@pytest.mark.parametrize("source", ["kv_source", "kv_host_size", "kv_transfer_config"])
-def test_ranks_and_stages_refuse_other_sources(flag: str, source: str, tmp_path: Path) -> None:
+def test_ranks_and_stages_refuse_the_tier_of_gpus(flag: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", "qwen3", seed=1)
-    values = {"kv_source": ("some:Store",), "kv_host_size": 1 << 20}
-    values["kv_transfer_config"] = transfer_config("kv_producer", tmp_path, "unix", 0)
-    with pytest.raises(InvalidConfig, match="need an engine of one rank"):
-        LLM(folder, **ENGINE, **{flag: 2, source: values[source]})
+    with pytest.raises(InvalidConfig, match="needs an engine of one rank"):
+        LLM(folder, **ENGINE, **{flag: 2, "kv_host_size": 1 << 20})

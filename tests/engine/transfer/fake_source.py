@@ -106,9 +106,8 @@ class FakeSource:
         self.pages: dict[tuple[CacheKey, bytes], bytes] = {}
         self.states: dict[tuple[CacheKey, bytes], bytes] = {}
         self.known: dict[str, None] = {}
-        self.counts = dict.fromkeys(
-            ("later", "loaded", "lost", "late", "saved", "kept", "expired", "states", "windows", "kept windows"), 0
-        )
+        counts = ["later", "loaded", "lost", "late", "saved", "kept", "expired", "states", "windows"]
+        self.counts = dict.fromkeys([*counts, "kept windows", "kept states"], 0)
         self.windows: dict[tuple[CacheKey, bytes], bytes] = {}
         self._window = window
         self._mover, self._states, self._windows_mover = movers.pages, movers.states, movers.windows
@@ -207,7 +206,7 @@ class FakeSource:
                 self._fill(load, number)
         state = self.states.get((load.cache_key, load.tokens.tobytes()))
         if state is not None and load.order.state_slot >= 0 and not self._goes_wrong():
-            load.fill_state(memoryview(state))
+            self._fill_state(load, memoryview(state))
             self.counts["states"] += load.has_state
         if load.order.windows and not self._goes_wrong():
             self._fill_windows(load, load.order.windows)
@@ -229,6 +228,16 @@ class FakeSource:
         was_over = load.is_over
         assert load.fill(number, memoryview(page)) != was_over, "a load that is over is filled"
         self.counts["late"] += was_over
+
+    def _fill_state(self, load: PageLoad, state: memoryview) -> None:
+        """Fill the state as a disk does, or as another engine does: that may be damaged, and is not used then."""
+        if self._generator.random() < 0.5:
+            load.fill_state(state)
+            return
+        _, checksum = find_checksum()
+        was_over, is_bad = load.is_over, self._goes_wrong()
+        good = load.fill_good_state(0, state, [checksum(state) ^ is_bad])
+        assert good == (not was_over and not is_bad), "a damaged state is used, or one comes late"
 
     def _fill_windows(self, load: PageLoad, windows: list[int]) -> None:
         """Fill the pages of the window group, up to the first that is missing."""
@@ -284,6 +293,13 @@ class FakeSource:
             expected = _as_written(kept.tokens[number * self._page_size : (number + 1) * self._page_size])
             assert bytes(data) == expected.tobytes(), "a window page that is kept holds something else"
             self.counts["kept windows"] += 1
+        for num_pages, slot in kept.states.items():
+            assert self._states is not None
+            state = bytearray(self._states.page_bytes)
+            self._states.read(slot, memoryview(state))
+            expected_state = self._state_of(kept.tokens[: num_pages * self._page_size])
+            assert bytes(state) == expected_state, "a state that is kept has seen something else"
+            self.counts["kept states"] += 1
 
     def expired(self, kept_id: int) -> None:
         self.counts["expired"] += 1

@@ -332,9 +332,10 @@ def test_a_parked_session_finds_its_pages_again() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("trouble", [0.0, 0.3])
-def test_a_log_replays_without_any_source(tmp_path: Path, depth: int, trouble: float) -> None:
+@pytest.mark.parametrize("slots", [0, 12])
+def test_a_log_replays_without_any_source(tmp_path: Path, depth: int, trouble: float, slots: int) -> None:
     generator = random.Random(SEED)
-    settings = Settings(num_pages=14, budget=10, depth=depth, policy="fair", log=tmp_path / "log")
+    settings = Settings(14, budget=10, depth=depth, policy="fair", log=tmp_path / "log", state_slots=slots)
     harness = TransferHarness(settings, generator, trouble)
     harness.runner.failing_steps = {15}
     for number in range(60):
@@ -355,13 +356,12 @@ def test_a_log_replays_without_any_source(tmp_path: Path, depth: int, trouble: f
     harness.drain()
     harness.engine.close()
     counts = {name: sum(source.counts[name] for source in harness.sources) for name in harness.sources[0].counts}
-    assert all(counts[name] for name in ("loaded", "saved", "kept")), (SEED, counts)
-    if trouble:
-        assert counts["lost"] and counts["later"], (SEED, counts)
+    assert counts["loaded"] and counts["saved"] and counts["kept"], (SEED, counts)
+    assert not slots or (counts["states"] and counts["kept states"]), (SEED, counts)
+    assert not trouble or (counts["lost"] and counts["later"]), (SEED, counts)
     outcome = replay(tmp_path / "log")
     assert outcome.difference is None, f"seed {SEED}"
-    _, records = read_log(tmp_path / "log")
-    assert outcome.num_plans == sum(record.plan is not None for record in records)
+    assert outcome.num_plans == sum(record.plan is not None for record in read_log(tmp_path / "log")[1])
 
 
 def test_a_source_that_raises_finds_loads_and_stores_nothing_and_harms_nobody(

@@ -284,7 +284,7 @@ def test_native_bits_do_not_depend_on_steps_states_and_preemptions(
 def test_what_does_not_go_with_states_is_refused(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "lfm2")
     refused = {
-        "kv_source": "http://127.0.0.1:1",
+        "kv_source": ("tests.engine.transfer.fake_source:FakeSource",),
         "enable_lora": True,
         "tensor_parallel_size": 2,
         "state_memory": 100,

@@ -148,6 +148,56 @@ class WindowBox(Box):
         super().save(save)
 
 
+class StateBox(Box):
+    """The same with recurrent states, under a key that no page has."""
+
+    serves_states = True
+
+    def __init__(self, context: SourceContext) -> None:
+        super().__init__(context)
+        assert context.states is not None
+        self._state = bytearray(context.states.page_bytes)
+
+    def lookup(self, query: KVQuery, params: object) -> Answer:
+        found = super().lookup(query, params).num_tokens
+        ends = range(found, 0, -self._page_size)
+        return Answer(next((end for end in ends if b"state" + query.tokens[:end].tobytes() in self._pages), 0))
+
+    def load(self, load: PageLoad) -> None:
+        state = memoryview(self._pages[b"state" + load.tokens.tobytes()])
+        _, checksum = find_checksum()
+        assert load.fill_good_state(0, state, [checksum(state)]) == 1
+        super().load(load)
+
+    def save(self, save: PageSave) -> None:
+        for num_pages, slot in save.order.states:
+            assert save.read_state(slot, memoryview(self._state))
+            self._pages[b"state" + save.tokens[: num_pages * self._page_size].tobytes()] = bytes(self._state)
+        super().save(save)
+
+
+def test_a_source_that_serves_states_has_those_of_a_model(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = make_checkpoint(tmp_path, "lfm2")
+    prompt = {"prompt_token_ids": rng.integers(0, 200, 330).tolist()}
+    box = BOXES.setdefault(f"{tmp_path}", {})
+    box.clear()
+
+    def answer(box_class: str | None) -> tuple[list[int], int]:
+        own = {"kv_connector": f"{__name__}:{box_class}", "kv_role": "kv_both"}
+        config = json.dumps(own | {"kv_connector_extra_config": {"box": f"{tmp_path}"}}) if box_class else None
+        options = {"dtype": "float32", "num_pages": 100, "page_size": 16, "kv_transfer_config": config}
+        with LLM(folder, **options) as llm:  # type: ignore[arg-type]
+            (output,) = llm.generate([prompt], SamplingParams(max_tokens=3, temperature=0), use_tqdm=False)
+            return list(output.outputs[0].token_ids), output.num_cached_tokens
+
+    expected, _ = answer(None)
+    assert answer("StateBox") == (expected, 0)
+    assert any(key.startswith(b"state") for key in box)
+    assert answer("StateBox") == (expected, 320)
+    with pytest.raises(InvalidConfig, match="does not say serves_states"):
+        answer("Box")
+
+
 @pytest.mark.parametrize("by_flag", [False, True])
 @pytest.mark.parametrize(("box_class", "maker"), [("Box", "plain_box"), ("WindowBox", "window_box")])
 def test_a_source_that_serves_windows_lets_pages_behind_them_go(

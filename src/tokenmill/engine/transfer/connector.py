@@ -139,7 +139,7 @@ class KVConnector:
         self._kept[pin_id] = source, self._clock() + self.timeouts.keep
         reason = output.finish_reason or FinishReason.STOP
         pages, params = pin.pages.tolist(), self._params.get(output.id)
-        kept = KeptPages(pin_id, output.id, pin.cache_key, pin.tokens, pages, reason, params, pin.windows)
+        kept = KeptPages(pin_id, output.id, pin.cache_key, pin.tokens, pages, reason, params, pin.windows, pin.states)
         return source.ended(kept)
 
     def begun(self, request_ids: Iterable[str]) -> None:

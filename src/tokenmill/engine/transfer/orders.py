@@ -148,6 +148,15 @@ class PageLoad(_Order):
                 self._states.write(self.order.state_slot, data)
                 self.has_state = True
 
+    def fill_good_state(self, _first: int, data: memoryview, checksums: Sequence[int]) -> int:
+        """Fill the state that the order asks for, if its bytes have this checksum; return 1 if they have, else 0."""
+        with self._lock:
+            if self._is_over or self._states is None or self.order.state_slot < 0:
+                return 0
+            num_good = self._states.write_good([self.order.state_slot], data, checksums)
+            self.has_state = num_good == 1
+            return num_good
+
     def fill_windows(self, first: int, data: memoryview, checksums: Sequence[int]) -> int:
         """Do `fill_good` for the pages of the window group that the order asks for; they come in their order."""
         with self._lock:

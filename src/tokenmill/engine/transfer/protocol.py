@@ -73,6 +73,8 @@ class KeptPages(msgspec.Struct, frozen=True):
         params: the client's `kv_transfer_params`.
         windows: pages of the window group by the number of their full page: those before the end of the prompt and
             before the newest page, as far as there was room to keep them.
+        states: slots of recurrent states by the number of pages that one stands behind: those nearest to the end of the
+            prompt and to the newest page, as far as half of all slots reaches.
     """
 
     id: int
@@ -83,6 +85,7 @@ class KeptPages(msgspec.Struct, frozen=True):
     reason: FinishReason
     params: dict[str, Any] | None
     windows: dict[int, int] = {}
+    states: dict[int, int] = {}
 
 
 class KVSource(Protocol):
@@ -95,6 +98,9 @@ class KVSource(Protocol):
     A class, or what makes the source, may have an attribute `serves_windows`. Where it is True, layers with a window
     have pages of their own: the source stores what `PageSave.order.windows` names, answers a lookup only with an end
     before which it has a whole window, and fills `PageLoad.order.windows`. Else it meets whole pages alone.
+
+    Likewise `serves_states`: True lets it serve a model with recurrent states. It stores those that
+    `PageSave.order.states` names, by `read_state`, answers with an end behind which it has one, and fills it.
     """
 
     name: str

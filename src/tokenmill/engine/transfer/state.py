@@ -37,43 +37,12 @@ from tokenmill.engine.kv.radix_tree import PrefixMatch
 from tokenmill.engine.scheduler.resources.resource import Resource
 from tokenmill.engine.scheduler.resources.state_slots import StateSlots
 from tokenmill.engine.scheduler.resources.transfers import Transfers
+from tokenmill.engine.transfer.pins import Load, Pin, check_pins, pin_states
 from tokenmill.engine.transfer.window_tables import WindowTables
 
 # While this part of all pages is pinned for saving, no more is offered, but what sessions would lose else.
 SAVING_SHARE = 1 / 4
 _BY_ITSELF = frozenset({FinishReason.STOP, FinishReason.LENGTH})
-
-
-class Load(msgspec.Struct, frozen=True):
-    """A load that is not over, and the request whose pages it fills."""
-
-    order: LoadOrder
-    request: Request
-
-
-class Pin(msgspec.Struct, frozen=True):
-    """Locked pages of the tree that a source reads.
-
-    Attributes:
-        node: the deepest node, locked.
-        tokens: of the whole prefix, [pages * page_size] int32.
-        pages: of the whole prefix.
-        num_saving: how many of them, the last ones, are being saved. states: those behind which a state is.
-        kept_of, kept_for: the request whose pages are kept, and the source that wants them; "": they are being saved.
-        is_export: they are being saved for one source, whatever others have.
-        windows: of kept and exported pages those of the window group, by the number of their full page.
-    """
-
-    node: RadixNode
-    cache_key: CacheKey
-    tokens: TokenArray
-    pages: PageArray
-    num_saving: int = 0
-    states: tuple[int, ...] = ()
-    kept_of: str = ""
-    kept_for: str = ""
-    is_export: bool = False
-    windows: dict[int, int] = {}
 
 
 @dataclass(slots=True)
@@ -271,7 +240,8 @@ class TransferState(Transfers):
             node = self._kv.node(request)
             pages, whose = node.path_pages(), (request.id, found.kept_for)
             ends, key = ((request.num_prompt_tokens - 1) // self.page_size, len(pages)), request.cache_key
-            self.kept[request.id] = self._pin(key, request.token_ids, node, pages, whose=whose, ends=ends)
+            states = [] if self._states is None else pin_states(self._states, self.pins.values(), pages, ends)
+            self.kept[request.id] = self._pin(key, request.token_ids, node, pages, 0, states, whose, ends)
 
     def _pin(
         self,
@@ -287,11 +257,10 @@ class TransferState(Transfers):
         """Pin a path. `whose`: the request that it was of, and the source that wants it. `ends`: see `begin_export`."""
         self._kv.cache.lock(node)
         tokens = tokens[: len(pages) * self._kv.page_size].copy()
-        behind = tuple(int(pages[number - 1]) for number, _ in states)
         self._last_id += 1
         windows = {} if self._windows is None else self._windows.begin_export(self._last_id, pages, ends)
-        is_export = bool(ends) and not any(whose)
-        self.pins[self._last_id] = Pin(node, key, tokens, pages, num_saving, behind, *whose, is_export, windows)
+        pin = Pin(node, key, tokens, pages, num_saving, dict(states), *whose, bool(ends), windows)
+        self.pins[self._last_id] = pin
         return self._last_id
 
     def plan_fields(self) -> Mapping[str, Any]:
@@ -358,9 +327,9 @@ class TransferState(Transfers):
         pin = self.pins.pop(pin_id, None)
         if pin is None:
             return
-        for page in pin.states:
+        for number in pin.states:
             assert self._states is not None, "states are pinned, and there are none"
-            self._states.unpin(page, None if pin.is_export else is_saved)
+            self._states.unpin(int(pin.pages[number - 1]), None if pin.is_export else is_saved)
         if self._windows is not None:
             self._windows.end_save(pin_id, is_saved)
         self._kv.cache.unlock(pin.node, step)
@@ -379,19 +348,6 @@ class TransferState(Transfers):
 
     def check_invariants(self, owners: Sequence[Request], plans: Sequence[StepPlan]) -> None:
         """Raise AssertionError if a load, a save or a pin is lost. For tests."""
-        _check(self, self._kv)
+        check_pins(self.loads, self.pins, self._kv, self.num_saving_pages, set(self.kept.values()))
         if self._windows is not None:
             self._windows.check_invariants(one.id for one in (*owners, *(load.request for load in self.loads.values())))
-
-
-def _check(transfers: TransferState, kv: KVManager) -> None:
-    for load in transfers.loads.values():
-        held = kv.pages(load.request)
-        assert held[load.order.first_page :] == load.order.page_ids, "a load fills other pages than its request has"
-        assert load.request.awaits_kv or load.request.is_finished, "a request went on while it loads"
-    pins = transfers.pins
-    for pin in pins.values():
-        assert pin.node.locks > 0, "pages that are read are not locked"
-        assert pin.pages.tolist() == pin.node.path_pages().tolist(), "pages that are read have moved"
-    assert transfers.num_saving_pages == sum(pin.num_saving for pin in pins.values()), "a save is lost"
-    assert set(transfers.kept.values()) == {i for i, pin in pins.items() if pin.kept_of}, "a pin is lost"

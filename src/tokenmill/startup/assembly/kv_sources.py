@@ -121,10 +121,13 @@ def connect(
     elif remote is not None:
         if platform.is_accelerator:
             raise InvalidConfig(f"{FLAG} is for CPUs so far: pages of a GPU do not go to other engines yet")
+        from tokenmill.engine.transfer.remote.messages import OF_STATES, OF_WINDOWS
         from tokenmill.engine.transfer.remote.source import remote_source
 
-        (_, pieces), (_, window_pieces) = memory.full_kv, memory.window_kv
-        sources.append(remote_source(remote, context, pieces, layout, window_pieces))
+        (_, pieces), (_, windows) = memory.full_kv, memory.window_kv
+        beside = {OF_WINDOWS: windows, OF_STATES: memory.states.pieces if memory.states is not None else ()}
+        sizes = config.tensor_parallel_size, config.pipeline_parallel_size
+        sources.append(remote_source(remote, context, (*pieces, *of_others), layout, beside, sizes))
         policy, timeouts = remote.kv_load_failure_policy or policy, TransferTimeouts(**remote.timeouts)
     if config.kv_host_size:
         sources.append(host_tier(context, config.kv_host_size))

@@ -31,7 +31,7 @@ class RecurrentStates(Capability):
 
     @classmethod
     def check(cls, config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
-        """Refuse features that models with recurrent states do not support yet."""
+        """Refuse sources of the user's own that do not serve recurrent states."""
         check_recurrences(config, architecture)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Size the recurrent states, which bounds how many requests may run; refuse features that do not go with them.
+"""Size the recurrent states, which bounds how many requests may run; refuse what does not go with them.
 
 Knows numbers of bytes, no devices.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from tokenmill.config.configs import EngineConfig
+from tokenmill.config.kv_transfer import own_sources_have
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.sizes import size_text
 from tokenmill.model.architecture.architecture import Architecture
@@ -20,22 +21,18 @@ BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def check_recurrences(config: EngineConfig, architecture: Architecture) -> None:
-    """Refuse features that models with recurrent states do not support yet.
+    """Refuse sources of the user's own that do not serve recurrent states, if the model has some.
 
     Raises:
-        InvalidConfig: the config asks for such a feature.
+        InvalidConfig: the config names such a source.
     """
     if not architecture.recurrences:
         return
-    refused = {
-        "--kv-source": bool(config.kv_source),
-        "--kv-transfer-config": config.kv_transfer_config is not None,
-    }
-    for flag, is_given in refused.items():
-        if is_given:
-            raise InvalidConfig(
-                f"{flag}: {architecture.name} has recurrent states, which do not go to other engines; leave it out"
-            )
+    if not own_sources_have("serves_states", config.kv_source, config.kv_transfer_config):
+        raise InvalidConfig(
+            f"{architecture.name} has recurrent states, and a source of --kv-source or --kv-transfer-config does not "
+            "say serves_states: leave it out"
+        )
 
 
 def check_recurrence_sizes(architecture: Architecture, kernels: str) -> None:

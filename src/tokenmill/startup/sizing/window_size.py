@@ -16,8 +16,7 @@ import dataclasses
 import msgspec
 
 from tokenmill.config.configs import EngineConfig
-from tokenmill.config.kv_transfer import FLAG, SOURCE_PLUGINS, OwnConnector, parse_kv_transfer_config
-from tokenmill.core.plugins import find_plugin
+from tokenmill.config.kv_transfer import own_sources_have
 from tokenmill.core.scheduling import Feature
 from tokenmill.core.sizes import size_text
 from tokenmill.engine.kv.page_pool import RESERVED_PAGES
@@ -57,27 +56,20 @@ def window_group_obstacle(config: EngineConfig, architecture: Architecture, has_
     widest = max((window for window in windows if window is not None), default=0)
     if not widest or not architecture.needs_kv:
         return ""
+    sources_serve = config.num_ranks > 1 or own_sources_have(
+        "serves_windows", config.kv_source, config.kv_transfer_config
+    )
     obstacles = {
         "--disable-hybrid-kv-cache-manager": config.disable_hybrid_kv_cache_manager,
         "--scheduler-cls does not serve them": Feature.WINDOWS not in find_scheduler(config.scheduler_cls).serves,
         "recurrent states are kept beside them": bool(architecture.recurrences),
         "every layer has a window": all(windows),
         "no request is longer than a window": wanted_context(config, architecture.max_position) <= widest,
-        "a source of your own knows whole pages: it does not say serves_windows": not _sources_serve_windows(config),
+        "a source of your own knows whole pages: it does not say serves_windows": not sources_serve,
         "several ranks share the model": config.num_ranks > 1,
         "a draft model has pages beside them": has_draft_model,
     }
     return next((reason for reason, applies in obstacles.items() if applies), None)
-
-
-def _sources_serve_windows(config: EngineConfig) -> bool:
-    """Return True if all sources of the user's own say that they move pages of a window group: `serves_windows`."""
-    named = [("--kv-source", name) for name in config.kv_source]
-    remote = parse_kv_transfer_config(config.kv_transfer_config)
-    if isinstance(remote, OwnConnector):
-        named.append((FLAG, remote.source))
-    found = (find_plugin(flag, SOURCE_PLUGINS, name) for flag, name in named)
-    return all(getattr(source, "serves_windows", False) for source in found)
 
 
 def describe_windows(obstacle: str | None, page: PageBytes, size: KVSize, page_size: int) -> str:

@@ -6,7 +6,7 @@ import pytest
 from tests.engine.transfer.remote.pair import KEY, PAGE_SIZE
 from tokenmill.core.request import CacheKey
 from tokenmill.engine.transfer.remote.leases import Lease, LeaseRefused, LeaseTable, prefix_digest
-from tokenmill.engine.transfer.remote.messages import Handle
+from tokenmill.engine.transfer.remote.messages import OF_STATES, OF_WINDOWS, Handle
 
 TOKENS = np.arange(3 * PAGE_SIZE, dtype=np.int32)
 
@@ -123,17 +123,21 @@ def test_no_more_pages_are_given_than_are_held(first, count):
 
 
 def test_pages_of_windows_are_given_where_they_are_held(table):
-    held = Lease(1, handle(1), [4, 2, 9], KEY, TOKENS, {1: 7, 2: 5})
+    held = Lease(1, handle(1), [4, 2, 9], KEY, TOKENS, {OF_WINDOWS: {1: 7, 2: 5}, OF_STATES: {2: 0}})
     table.grant(held)
-    held.check(prefix_digest(KEY, TOKENS), 1, 2, of_windows=True)
-    assert held.read(1, 2, list, of_windows=True) == [7, 5]
+    held.check(prefix_digest(KEY, TOKENS), 1, 2, kind=OF_WINDOWS)
+    assert held.read(1, 2, list, kind=OF_WINDOWS) == [7, 5]
+    held.check(prefix_digest(KEY, TOKENS), 2, 1, kind=OF_STATES)
+    assert held.read(2, 1, list, kind=OF_STATES) == [0]
+    with pytest.raises(LeaseRefused, match="those of states are not held"):
+        held.check(prefix_digest(KEY, TOKENS[: 2 * PAGE_SIZE]), 1, 1, kind=OF_STATES)
     assert held.read(1, 2, list) == [2, 9]
     with pytest.raises(LeaseRefused, match="those of windows are not held"):
-        held.check(prefix_digest(KEY, TOKENS), 0, 3, of_windows=True)
+        held.check(prefix_digest(KEY, TOKENS), 0, 3, kind=OF_WINDOWS)
     with pytest.raises(LeaseRefused, match="another prompt"):
-        held.check(prefix_digest(CacheKey("", ""), TOKENS), 1, 2, of_windows=True)
+        held.check(prefix_digest(CacheKey("", ""), TOKENS), 1, 2, kind=OF_WINDOWS)
     with pytest.raises(LeaseRefused, match="another prompt"):
-        held.check(prefix_digest(KEY, TOKENS[: 2 * PAGE_SIZE]), 1, 2, of_windows=True)
+        held.check(prefix_digest(KEY, TOKENS[: 2 * PAGE_SIZE]), 1, 2, kind=OF_WINDOWS)
     held.end()
     with pytest.raises(LeaseRefused, match="not held any longer"):
-        held.read(1, 2, list, of_windows=True)
+        held.read(1, 2, list, kind=OF_WINDOWS)

@@ -125,6 +125,7 @@ def test_a_producer_that_does_not_know_the_secret_is_not_believed(pair, rng):
     [
         ("page_size", 32, "pages of 16 tokens, this engine pages of 32 tokens"),
         ("tp_size", 2, "heads cut for 1 ranks, this engine heads cut for 2 ranks"),
+        ("pp_size", 2, "layers cut for 1 stages, this engine layers cut for 2 stages"),
         ("layout", "Other", "the KV layout Layout, this engine the KV layout Other"),
         ("fingerprint", "x", "the model and its types as print, this engine the model and its types as x"),
         ("page_bytes", 7, "bytes, this engine pages of 7 bytes"),

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from tokenmill.engine.transfer.remote.channel import Channel, TransferError
 from tokenmill.engine.transfer.remote.messages import (
     MOST_HANDLES,
-    OF_WINDOWS,
     VERSION,
     Ask,
     Finished,
@@ -53,7 +52,7 @@ class PageClient:
 
         Args:
             format: of our own pages.
-            transport: how pages are to travel; with `OF_WINDOWS` at its end those of the window group.
+            transport: how pages are to travel; at its end `OF_WINDOWS` or `OF_STATES`: they are of that kind.
             make: makes our half of the transport; None: see `RECEIVERS`.
 
         Raises:
@@ -71,9 +70,8 @@ class PageClient:
             if difference:
                 raise TransferError(difference)
             self.lease_seconds = max(1.0, min(3600.0, welcome.lease_seconds))
-            self._receiver = (make or RECEIVERS[transport.removesuffix(OF_WINDOWS)])(
-                format.page_bytes, welcome.offer, self._channel, deadline
-            )
+            make = make or RECEIVERS[transport.partition("/")[0]]
+            self._receiver = make(format.page_bytes, welcome.offer, self._channel, deadline)
         except BaseException:
             self._channel.close()
             raise

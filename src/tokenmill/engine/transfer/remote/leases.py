@@ -49,24 +49,30 @@ class Lease:
         pages: Sequence[int],
         key: CacheKey,
         tokens: TokenArray,
-        windows: Mapping[int, int] | None = None,
+        beside: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
-        """`pages`: full ones, in order; `tokens`: of all of them; `windows`: see `KeptPages`."""
+        """Hold pages.
+
+        Args:
+            pages: full ones, in order.
+            tokens: of all of them.
+            beside: by kind, `OF_WINDOWS` or `OF_STATES`, what belongs to a full page, by the number of that.
+        """
         self.id = id
         self.handle = handle
         self.ends = self.ends_at_last = 0.0
         self._pages = pages
         self._key = key
         self._tokens = tokens
-        self._windows = windows or {}
+        self._beside = beside or {}
         self._lock = threading.Lock()
         self._is_over = False
 
-    def check(self, prefix: bytes, first: int, count: int, of_windows: bool = False) -> None:
+    def check(self, prefix: bytes, first: int, count: int, kind: str = "") -> None:
         """Check that its pages are those that a consumer wants.
 
         Args:
-            of_windows: those of the window group are wanted.
+            kind: what is wanted of them: "", `OF_WINDOWS` or `OF_STATES`.
 
         Raises:
             LeaseRefused: it has fewer pages, or they hold other tokens.
@@ -77,13 +83,11 @@ class Lease:
         page_size = len(self._tokens) // len(self._pages)
         if prefix != prefix_digest(self._key, self._tokens[: end * page_size]):
             raise LeaseRefused("the pages under this handle are those of another prompt")
-        if of_windows and not self._windows.keys() >= set(range(first, end)):
-            raise LeaseRefused(f"of pages {first} to {end} those of windows are not held")
+        if kind and not self._beside.get(kind, {}).keys() >= set(range(first, end)):
+            raise LeaseRefused(f"of pages {first} to {end} those of {kind[1:]} are not held")
 
-    def read(
-        self, first: int, count: int, copy: Callable[[Sequence[int]], list[int]], of_windows: bool = False
-    ) -> list[int]:
-        """Let `copy` read some of its pages, and return the result of `copy`.
+    def read(self, first: int, count: int, copy: Callable[[Sequence[int]], list[int]], kind: str = "") -> list[int]:
+        """Let `copy` read some of its pages, or what is held beside them, and return the result of `copy`.
 
         Raises:
             LeaseRefused: it has ended.
@@ -91,8 +95,8 @@ class Lease:
         with self._lock:
             if self._is_over:
                 raise LeaseRefused("these pages are not held any longer")
-            if of_windows:
-                return copy([self._windows[number] for number in range(first, first + count)])
+            if kind:
+                return copy([self._beside[kind][number] for number in range(first, first + count)])
             return copy(self._pages[first : first + count])
 
     def end(self) -> None:

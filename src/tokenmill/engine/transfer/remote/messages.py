@@ -24,8 +24,9 @@ VERSION = 1
 LARGEST_MESSAGE = 64 << 10
 MOST_CHUNK_PAGES = 1024
 MOST_HANDLES = 128
-# Ends the name of a transport where a connection is for pages of the window group.
+# End the name of a transport where a connection is for pages of the window group, or for recurrent states.
 OF_WINDOWS = "/windows"
+OF_STATES = "/states"
 
 _Label = Annotated[str, Meta(max_length=128)]
 _Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
@@ -51,7 +52,8 @@ class PageFormat(msgspec.Struct, frozen=True):
         layout: that of the KV cache.
         page_size: tokens of a page.
         page_bytes: bytes of a page over all layers.
-        tp_size: number of ranks that share the heads.
+        tp_size: number of ranks that share the heads; a page is that of all, side by side.
+        pp_size: number of stages that share the layers.
         checksum: kind of the pages' checksum; see `HostPages`.
     """
 
@@ -61,12 +63,14 @@ class PageFormat(msgspec.Struct, frozen=True):
     page_bytes: _Count
     tp_size: _Count = 1
     checksum: _Label = "crc32c"
+    pp_size: _Count = 1
 
     def difference(self, other: PageFormat) -> str:
         """Return the first difference from `other`, the producer's format, as a sentence; empty if there is none."""
         words = {
             "page_size": "pages of {} tokens",
             "tp_size": "heads cut for {} ranks",
+            "pp_size": "layers cut for {} stages",
             "layout": "the KV layout {}",
             "fingerprint": "the model and its types as {}",
             "page_bytes": "pages of {} bytes",

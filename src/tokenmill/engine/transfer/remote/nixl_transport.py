@@ -132,8 +132,8 @@ class NixlOffer(msgspec.Struct, frozen=True):
 class NixlSender(SlotSender):
     """Puts pages in slots that the consumer's agent reads."""
 
-    def __init__(self, page_bytes: int, agent: NixlAgent) -> None:
-        slots = Slots(NUM_SLOTS, pages_of_a_chunk(page_bytes))
+    def __init__(self, page_bytes: int, agent: NixlAgent, num_slots: int = NUM_SLOTS) -> None:
+        slots = Slots(num_slots, pages_of_a_chunk(page_bytes))
         self._agent = agent
         self._registered = agent.register(slots.num_bytes(page_bytes))
         address = self._registered.memory.ctypes.data

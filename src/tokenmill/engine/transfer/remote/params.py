@@ -80,7 +80,9 @@ def parse_params(params: dict[str, Any]) -> TransferParams:
     return parsed
 
 
-def offer_params(engine_id: str, request_id: str, address: Address, num_tokens: int) -> TransferParams:
+def offer_params(
+    engine_id: str, request_id: str, address: Address, num_tokens: int, tp_size: int = 1
+) -> TransferParams:
     """Return a producer's answer: its pages of a prompt, under a nonce that cannot be guessed."""
     return TransferParams(
         do_remote_prefill=True,
@@ -90,5 +92,5 @@ def offer_params(engine_id: str, request_id: str, address: Address, num_tokens: 
         remote_host=address.host,
         remote_port=address.port,
         remote_num_tokens=num_tokens,
-        tp_size=1,
+        tp_size=tp_size,
     )

@@ -54,7 +54,7 @@ class Producer(msgspec.Struct, frozen=True):
     Attributes:
         copy_out: copies pages, one after another, and returns their checksums.
         senders: the transports it offers, by name; each call makes the sender of one connection.
-        of_windows: the pages are those of its window group.
+        kind: of its pages; "", `OF_WINDOWS` or `OF_STATES`.
     """
 
     engine_id: str
@@ -63,14 +63,14 @@ class Producer(msgspec.Struct, frozen=True):
     leases: LeaseTable
     copy_out: Callable[[Sequence[int], memoryview], list[int]]
     senders: Mapping[str, Callable[[], Sender]]
-    of_windows: bool = False
+    kind: str = ""
 
     def copier(self, lease: Lease, start: int) -> CopyOut:
         """Return a function that copies pages of a lease, counted from page `start`, and renews the lease each time."""
 
         def copy(first: int, count: int, data: memoryview) -> list[int]:
             self.leases.renew([lease.handle])
-            return lease.read(start + first, count, lambda pages: self.copy_out(pages, data), self.of_windows)
+            return lease.read(start + first, count, lambda pages: self.copy_out(pages, data), self.kind)
 
         return copy
 
@@ -78,18 +78,18 @@ class Producer(msgspec.Struct, frozen=True):
 class PageServer:
     """Serves a producer's pages from `start` to `close`."""
 
-    def __init__(self, address: Address, producer: Producer, windows: Producer | None = None) -> None:
+    def __init__(self, address: Address, producer: Producer, others: Sequence[Producer] = ()) -> None:
         """Bind the address.
 
         Args:
-            windows: the same engine with its window group; None: it has no such group.
+            others: the same engine with pages of other kinds.
 
         Raises:
             InvalidConfig: the address cannot be bound.
         """
         self._producer = producer
         # By the name of the transport, which a connection begins with.
-        self._producers = {name: one for one in (producer, windows) if one is not None for name in one.senders}
+        self._producers = {name: one for one in (producer, *others) for name in one.senders}
         try:
             self._listener = address.listen()
         except OSError as error:
@@ -197,7 +197,7 @@ def _answer(producer: Producer, channel: Channel[ToProducer], sender: Sender, me
             deadline = time.monotonic() + ASK_SECONDS
             try:
                 lease = leases.find(handle)
-                lease.check(prefix, first, count, producer.of_windows)
+                lease.check(prefix, first, count, producer.kind)
                 sender.send(channel, count, producer.copier(lease, first), deadline)
             except LeaseRefused as refusal:
                 channel.send(Refused(str(refusal)), deadline)

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +29,10 @@ from tokenmill.engine.transfer.remote.channel import TransferError
 from tokenmill.engine.transfer.remote.client import MakeReceiver, PageClient
 from tokenmill.engine.transfer.remote.leases import Lease, LeaseTable
 from tokenmill.engine.transfer.remote.links import Fetch, PageLinks
-from tokenmill.engine.transfer.remote.messages import OF_WINDOWS, Handle, PageFormat
+from tokenmill.engine.transfer.remote.messages import OF_STATES, OF_WINDOWS, Handle, PageFormat
 from tokenmill.engine.transfer.remote.params import PARAM, TransferParams, offer_params, parse_params
 from tokenmill.engine.transfer.remote.server import PageServer, Producer
-from tokenmill.engine.transfer.remote.transports import Sender, Store, StreamSender, WindowSender
+from tokenmill.engine.transfer.remote.transports import NUM_SLOTS, Sender, Store, StreamSender, WindowSender
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
 from tokenmill.platform.host_arrays import host_array
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Windows(msgspec.Struct, frozen=True):
-    """Pages of a window group: their memory and their format."""
+class Beside(msgspec.Struct, frozen=True):
+    """Memory and format of pages of a window group, or of recurrent states."""
 
     memory: HostPages
     format: PageFormat
@@ -63,7 +63,7 @@ class RemoteSource:
         memory: HostPages,
         format: PageFormat,
         engine: int = 0,
-        windows: Windows | None = None,
+        beside: Mapping[str, Beside] | None = None,
     ) -> None:
         """Set up the links of a consumer, the server of a producer, or both.
 
@@ -71,7 +71,7 @@ class RemoteSource:
             memory: KV memory of this engine.
             format: format of its pages.
             engine: its index, where a server has several.
-            windows: memory and format of its window group; None: there is no such group.
+            beside: by kind, `OF_WINDOWS` or `OF_STATES`, what goes with pages.
 
         Raises:
             InvalidConfig: the secret cannot be read, or the address cannot be bound.
@@ -79,7 +79,7 @@ class RemoteSource:
         extra = config.kv_connector_extra_config
         self._config = config
         self._memory = memory
-        self._page_size = format.page_size
+        self._page_size, self._tp_size = format.page_size, format.tp_size
         self._params: dict[str, TransferParams] = {}
         self._wanted: Counter[tuple[Address, Handle]] = Counter()
         self._empty: list[int] = []
@@ -98,12 +98,13 @@ class RemoteSource:
 
         self._links = links(format, "")
         # Connections of their own: a transport has pages of one size.
-        self._window_links = None if windows is None else links(windows.format, OF_WINDOWS)
+        self._beside = {kind: links(one.format, kind) for kind, one in (beside or {}).items()}
         self.server: PageServer | None = None
         if config.produces:
             offers = senders(memory.page_bytes, agent)
             producer = Producer(self.engine_id, format, secret, self.leases, memory.copy_out, offers)
-            self.server = PageServer(address_of(config, engine), producer, _of_windows(producer, windows, agent))
+            others = [_of_kind(producer, kind, one, agent) for kind, one in (beside or {}).items()]
+            self.server = PageServer(address_of(config, engine), producer, others)
             self.server.start()
 
     # --- requests come and go ---------------------------------------------------------------------------------------
@@ -164,12 +165,16 @@ class RemoteSource:
             else:
                 fetch(self._links, first, count, self._storer(load), tell)
 
-        if not load.order.windows or self._window_links is None:
+        # First what a producer may lack: without it nobody can begin behind the pages.
+        end = first + count
+        if load.order.windows:
+            windows = len(load.order.windows)
+            store = _storer_beside(load, load.fill_windows)
+            fetch(self._beside[OF_WINDOWS], end - windows, windows, store, fetch_pages)
+        elif load.order.state_slot >= 0:
+            fetch(self._beside[OF_STATES], end - 1, 1, _storer_beside(load, load.fill_good_state), fetch_pages)
+        else:
             fetch_pages()
-            return
-        # First what a producer may lack: without these nobody can begin behind the others.
-        num_windows = len(load.order.windows)
-        fetch(self._window_links, first + count - num_windows, num_windows, _window_storer(load), fetch_pages)
 
     def _storer(self, load: PageLoad) -> Callable[[int, memoryview, list[int]], None]:
         def store(first: int, data: memoryview, checksums: list[int]) -> None:
@@ -187,12 +192,17 @@ class RemoteSource:
 
     def ended(self, kept: KeptPages) -> dict[str, Any] | None:
         """Grant a lease on kept pages, and return the parameters that the consumer needs."""
-        lacks_windows = self._window_links is not None and not kept.windows
-        if not kept.page_ids or lacks_windows or self.server is None:
+        num_pages = len(kept.page_ids)
+        if OF_STATES in self._beside:  # nobody can begin behind the last one
+            num_pages = max(kept.states, default=0)
+        lacks_windows = OF_WINDOWS in self._beside and not kept.windows
+        if not num_pages or lacks_windows or self.server is None:
             self._empty.append(kept.id)
             return None
-        offer = offer_params(self.engine_id, kept.request_id, self.server.address, len(kept.tokens))
-        self.leases.grant(Lease(kept.id, offer.handle, kept.page_ids, kept.cache_key, kept.tokens, kept.windows))
+        pages, tokens = kept.page_ids[:num_pages], kept.tokens[: num_pages * self._page_size]
+        beside = {OF_WINDOWS: kept.windows, OF_STATES: {number - 1: slot for number, slot in kept.states.items()}}
+        offer = offer_params(self.engine_id, kept.request_id, self.server.address, len(tokens), self._tp_size)
+        self.leases.grant(Lease(kept.id, offer.handle, pages, kept.cache_key, tokens, beside))
         told: dict[str, Any] = msgspec.to_builtins(offer)
         return told | {"do_remote_decode": False}
 
@@ -219,8 +229,8 @@ class RemoteSource:
         if self.server is not None:
             self.server.close()
         self._links.close()
-        if self._window_links is not None:
-            self._window_links.close()
+        for links in self._beside.values():
+            links.close()
 
 
 def remote_source(
@@ -228,37 +238,43 @@ def remote_source(
     context: SourceContext,
     pieces: Sequence[Array],
     layout: str,
-    window_pieces: Sequence[Array] = (),
+    beside: Mapping[str, Sequence[Array]],
+    sizes: tuple[int, int] = (1, 1),
 ) -> RemoteSource:
     """Return the source of an engine whose KV lies in these pieces of the host's memory.
 
     Args:
         layout: name of the attention backend, which determines the layout of pages.
-        window_pieces: of the window group, if there is one.
+        pieces: those of all ranks, one rank's behind another's.
+        beside: by kind, `OF_WINDOWS` or `OF_STATES`, the pieces of what goes with pages; empty: there is no such kind.
+        sizes: how many ranks share the heads, and how many stages the layers.
 
     Raises:
         InvalidConfig: see `RemoteSource`.
     """
 
-    def described(pieces: Sequence[Array], mover: PageMover) -> Windows:
+    def described(pieces: Sequence[Array], mover: PageMover | None) -> Beside:
+        assert mover is not None, "what has memory has a mover"
         memory = HostPages([host_array(piece).view(np.uint8) for piece in pieces])
         # The second word tells shapes and types apart that have the same name and size.
-        kind, whose = f"{layout} {mover.layout[:8]}", (context.fingerprint, context.page_size)
-        format = PageFormat(whose[0], kind, whose[1], memory.page_bytes, checksum=memory.checksum)
-        return Windows(memory, format)
+        kind, whose = f"{layout} {mover.layout[:8]}", context.fingerprint
+        size = memory.page_bytes
+        format = PageFormat(whose, kind, context.page_size, size, sizes[0], memory.checksum, sizes[1])
+        return Beside(memory, format)
 
     pages = described(pieces, context.mover)
-    windows = None if context.windows is None else described(window_pieces, context.windows)
-    return RemoteSource(config, pages.memory, pages.format, context.engine, windows)
+    movers = {OF_WINDOWS: context.windows, OF_STATES: context.states}
+    others = {kind: described(some, movers[kind]) for kind, some in beside.items() if some}
+    return RemoteSource(config, pages.memory, pages.format, context.engine, others)
 
 
-def _of_windows(producer: Producer, windows: Windows | None, agent: NixlAgent | None) -> Producer | None:
-    """Return a producer with its window group instead of its pages."""
-    if windows is None:
-        return None
-    offers = {name + OF_WINDOWS: make for name, make in senders(windows.memory.page_bytes, agent).items()}
-    whose = {"format": windows.format, "copy_out": windows.memory.copy_out}
-    return msgspec.structs.replace(producer, **whose, senders=offers, of_windows=True)
+def _of_kind(producer: Producer, kind: str, beside: Beside, agent: NixlAgent | None) -> Producer:
+    """Return a producer with what goes with its pages instead of them."""
+    # One state is sent at a time, and may be large.
+    made = senders(beside.memory.page_bytes, agent, 1 if kind == OF_STATES else NUM_SLOTS)
+    offers = {name + kind: make for name, make in made.items()}
+    whose = {"format": beside.format, "copy_out": beside.memory.copy_out}
+    return msgspec.structs.replace(producer, **whose, senders=offers, kind=kind)
 
 
 def address_of(config: KVTransferConfig, engine: int) -> Address:
@@ -278,13 +294,15 @@ def transport_to(address: Address, agent: NixlAgent | None) -> tuple[str, MakeRe
     return ("window" if address.is_unix else "stream"), None
 
 
-def senders(page_bytes: int, agent: NixlAgent | None = None) -> dict[str, Callable[[], Sender]]:
+def senders(
+    page_bytes: int, agent: NixlAgent | None = None, num_slots: int = NUM_SLOTS
+) -> dict[str, Callable[[], Sender]]:
     """Return all transports that a producer offers: by name, what makes a sender."""
     if agent is not None:
         from tokenmill.engine.transfer.remote.nixl_transport import NixlSender
 
-        return {"nixl": lambda: NixlSender(page_bytes, agent)}
-    return {"stream": lambda: StreamSender(page_bytes), "window": lambda: WindowSender(page_bytes)}
+        return {"nixl": lambda: NixlSender(page_bytes, agent, num_slots)}
+    return {"stream": lambda: StreamSender(page_bytes), "window": lambda: WindowSender(page_bytes, num_slots)}
 
 
 def _nixl_agent() -> NixlAgent:
@@ -293,11 +311,12 @@ def _nixl_agent() -> NixlAgent:
     return NixlAgent()
 
 
-def _window_storer(load: PageLoad) -> Store:
+def _storer_beside(load: PageLoad, fill: Callable[[int, memoryview, list[int]], int]) -> Store:
+    """Return what takes in window pages or a state by `fill`, which tells how many were right."""
+
     def store(first: int, data: memoryview, checksums: list[int]) -> None:
-        good = load.fill_windows(first, data, checksums)
-        if good < len(checksums):
-            raise TransferError("the request has ended" if load.is_over else f"window page {first + good} is damaged")
+        if fill(first, data, checksums) < len(checksums):
+            raise TransferError("the request has ended" if load.is_over else "what goes with the pages is damaged")
 
     return store
 

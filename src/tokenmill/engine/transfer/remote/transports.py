@@ -237,9 +237,9 @@ def check_slots(slots: Slots, page_bytes: int) -> Slots:
 class WindowSender(SlotSender):
     """Puts pages in slots of a memfd, whose descriptor the consumer is given."""
 
-    def __init__(self, page_bytes: int) -> None:
+    def __init__(self, page_bytes: int, num_slots: int = NUM_SLOTS) -> None:
         """Raises OSError if the system has no such memory."""
-        slots = Slots(NUM_SLOTS, pages_of_a_chunk(page_bytes))
+        slots = Slots(num_slots, pages_of_a_chunk(page_bytes))
         self.offer = msgspec.msgpack.encode(slots)
         self._descriptor = os.memfd_create("tokenmill-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
