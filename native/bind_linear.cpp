@@ -33,6 +33,7 @@ void pack(const Kernels& self, const Packed& weights, int64_t start, Address sou
 
 void pack_integers(const Kernels& self, const Packed& weights, int64_t start, Address values, int64_t count,
                    Address scales, Address offsets, int64_t groups) {
+  if (has_row_scales(weights.format)) throw std::invalid_argument("rotated numbers are made of floats alone");
   const QuantizedRows source = {at<const uint8_t>(values), count, at<const float>(scales), at<const float>(offsets),
                                 groups};
   self.table.pack_integers(weights, start, source, self.threads);

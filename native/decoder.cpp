@@ -15,7 +15,7 @@ int64_t Decoder::shared_numbers(int64_t tokens) const { return tokens * Strides(
 
 bool Decoder::forward(const DecoderCall& call) const {
   if (!TextPass::runs(*this)) return ForwardPass(*this, call).run();
-  TextPass(*this, call).run();
+  TextPass::run(*this, call);
   return true;
 }
 

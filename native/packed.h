@@ -19,6 +19,8 @@
 //                for four K steps and has those of the first in bits 7 and 6; then the signed bytes s [4][16];
 //                w = (code - 32) * (d * s)
 //   float32      [depth][16] of float32, for inputs of float32
+//   int8 rotated float32 scales [16], one for each output, then for each K block: [16][16][4] of w / scale + 128, of inputs
+//                that are rotated (isa/rotation.h)
 //
 // A panel of two levels begins with its units: for each 256 inputs d [16], and e [16] where there are offsets.
 //
@@ -42,13 +44,14 @@ constexpr int64_t UNIT_SIZE = 256;  // inputs that share the units of two levels
 
 enum class Format : int {
   bf16 = 0, int8 = 1, int4 = 2, int4_offset = 3, mxfp4 = 4, int5 = 5, q4_k = 6, q5_k = 7, q6_k = 8, iq4 = 9,
-  int5_offset = 10, float32 = 11
+  int5_offset = 10, float32 = 11, int8_rotated = 12
 };
-constexpr int NUM_FORMATS = 12;
+constexpr int NUM_FORMATS = 13;
 
 constexpr int64_t bits_of(Format format) {
   switch (format) {
-    case Format::int8: return 8;
+    case Format::int8:
+    case Format::int8_rotated: return 8;
     case Format::q6_k: return 6;
     case Format::int5:
     case Format::int5_offset:
@@ -56,6 +59,8 @@ constexpr int64_t bits_of(Format format) {
     default: return 4;
   }
 }
+// Whether a row has one scale for all inputs.
+constexpr bool has_row_scales(Format format) { return format == Format::int8_rotated; }
 // Whether scales are small integers times units.
 constexpr bool has_levels(Format format) { return format >= Format::q4_k && format <= Format::q6_k; }
 constexpr bool has_offsets(Format format) {
@@ -66,6 +71,7 @@ constexpr bool has_offsets(Format format) {
 constexpr int64_t number_bytes_of(Format format) { return NR * K_BLOCK * bits_of(format) / 8; }
 // Of its scales and offsets.
 constexpr int64_t scale_bytes_of(Format format) {
+  if (has_row_scales(format)) return 0;
   constexpr int64_t fp16_bytes = NR * (K_BLOCK / GROUP_SIZE) * 2;
   return has_offsets(format) && !has_levels(format) ? 2 * fp16_bytes : fp16_bytes;
 }
@@ -120,8 +126,9 @@ struct Packed {
   int64_t k_blocks() const { return (depth + K_BLOCK - 1) / K_BLOCK; }
   int64_t number_bytes() const { return number_bytes_of(format); }
   int64_t k_block_bytes() const { return number_bytes() + scale_bytes_of(format); }
-  // Of the units at the beginning of a panel, whole cache lines.
+  // Of the units or the rows' scales at the beginning of a panel, whole cache lines.
   int64_t units_bytes() const {
+    if (has_row_scales(format)) return 4 * NR;
     return ((depth + UNIT_SIZE - 1) / UNIT_SIZE * unit_bytes_of(format) + 63) / 64 * 64;
   }
   int64_t panel_bytes() const {

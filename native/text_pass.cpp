@@ -1,17 +1,19 @@
 #include "text_pass.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <vector>
 
 #include "numbers.h"
+#include "workers.h"
 
 namespace tokenmill {
 
 namespace {
 
 constexpr int64_t LINE = 16;  // float32 numbers of a cache line
-// Tokens of a chunk, unless a text has more: many for each reading of the weights, and few enough for the cache.
+// The most tokens of a chunk, unless a text has more: many for each reading of the weights, and few enough for the cache.
 constexpr int64_t CHUNK = 192;
 
 // An odd number of cache lines, as in forward_pass.cpp.
@@ -36,24 +38,12 @@ int64_t TextPass::scratch_numbers(const Decoder& decoder, int64_t tokens) {
   return 2 * (tokens * Widths(decoder).all() + LINE);
 }
 
-TextPass::TextPass(const Decoder& decoder, const DecoderCall& call)
-    : decoder_(decoder),
-      call_(call),
-      table_(decoder.kernels().table),
-      step_(call.planned.front()->step),
-      threads_(decoder.kernels().threads) {
-  int64_t most = 0;
-  for (int64_t first = 0; first < step_.requests;) {
-    const int64_t end = chunk_end(first);
-    most = std::max<int64_t>(most, step_.query_starts[end] - step_.query_starts[first]);
-    first = end;
-  }
+TextPass::TextPass(const Decoder& decoder, const DecoderCall& call, float* scratch, int64_t most, int threads)
+    : decoder_(decoder), call_(call), table_(decoder.kernels().table), step_(call.planned.front()->step), threads_(threads) {
   const Widths widths(decoder);
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(call.scratch) + 63) / 64 * 64;
-  float* free = reinterpret_cast<float*>(begin);
   const auto take = [&](Floats& buffer, int64_t stride) {
-    buffer = {free, stride};
-    free += most * stride;
+    buffer = {scratch, stride};
+    scratch += most * stride;
   };
   take(residual_, widths.hidden);
   take(normed_, widths.hidden);
@@ -63,38 +53,62 @@ TextPass::TextPass(const Decoder& decoder, const DecoderCall& call)
   take(intermediate_, widths.intermediate);
 }
 
-// The texts from `first` on, of CHUNK tokens or the last text more.
-int64_t TextPass::chunk_end(int64_t first) const {
-  int64_t end = first + 1;
-  while (end < step_.requests && step_.query_starts[end + 1] - step_.query_starts[first] <= CHUNK) ++end;
-  return end;
+// Whole texts, of about as many tokens in each chunk: CHUNK or fewer, unless a text has more, and each thread as many chunks.
+std::vector<TextPass::Chunk> TextPass::chunks_of(const DecoderCall& call, int threads) {
+  const AttentionStep& step = call.planned.front()->step;
+  const int64_t tokens = step.query_starts[step.requests], rounds = (tokens + CHUNK * threads - 1) / (CHUNK * threads);
+  std::vector<Chunk> chunks;
+  for (int64_t text = 0, output = 0; text < step.requests;) {
+    Chunk chunk = {text, text + 1, output, 0};
+    const int64_t reached = static_cast<int64_t>(chunks.size() + 1) * tokens / (rounds * threads);
+    // A text belongs where its middle lies.
+    while (chunk.end < step.requests && step.query_starts[chunk.end] + step.query_starts[chunk.end + 1] <= 2 * reached) {
+      ++chunk.end;
+    }
+    text = chunk.end;
+    while (output < call.outputs && call.output_indices[output] < step.query_starts[text]) ++output;
+    chunk.outputs = output - chunk.first_output;
+    if (chunk.outputs) chunks.push_back(chunk);
+  }
+  return chunks;
 }
 
-void TextPass::run() {
-  for (int64_t first = 0; first < step_.requests;) {
-    const int64_t end = chunk_end(first);
-    run_chunk(first, end);
-    first = end;
+void TextPass::run(const Decoder& decoder, const DecoderCall& call) {
+  const AttentionStep& step = call.planned.front()->step;
+  const int threads = decoder.kernels().threads;
+  const std::vector<Chunk> chunks = chunks_of(call, threads);
+  const auto count = static_cast<int64_t>(chunks.size());
+  int64_t most = 1;
+  for (const Chunk& chunk : chunks) {
+    most = std::max<int64_t>(most, step.query_starts[chunk.end] - step.query_starts[chunk.first]);
   }
+  const int64_t room = step.query_starts[step.requests] / most;  // there is memory for the step's tokens
+  const int64_t passes = std::max<int64_t>(1, std::min({count, room, static_cast<int64_t>(threads)}));
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(call.scratch) + 63) / 64 * 64;
+  std::atomic<int64_t> next_pass{0}, next_chunk{0};
+  const auto run_chunks = [&] {
+    const int64_t index = next_pass.fetch_add(1);
+    if (index >= passes) return;
+    float* scratch = reinterpret_cast<float*>(begin) + index * most * Widths(decoder).all();
+    TextPass pass(decoder, call, scratch, most, passes > 1 ? 1 : threads);
+    for (int64_t i; (i = next_chunk.fetch_add(1)) < count;) pass.run(chunks[i]);
+  };
+  if (passes == 1) return run_chunks();
+  // Two pieces for each pass: a thread takes its next piece before it does the first.
+  const auto do_piece = [](const void* work, int64_t, int64_t) { (*static_cast<const decltype(run_chunks)*>(work))(); };
+  run_pieces(2 * passes, static_cast<int>(passes), do_piece, &run_chunks);
 }
 
-void TextPass::run_chunk(int64_t first, int64_t end) {
-  first_token_ = step_.query_starts[first];
-  rows_ = step_.query_starts[end] - first_token_;
-  first_output_ += outputs_;
-  outputs_ = 0;
-  while (first_output_ + outputs_ < call_.outputs &&
-         call_.output_indices[first_output_ + outputs_] < first_token_ + rows_) {
-    ++outputs_;
-  }
-  if (!outputs_) return;
+void TextPass::run(const Chunk& chunk) {
+  first_token_ = step_.query_starts[chunk.first];
+  rows_ = step_.query_starts[chunk.end] - first_token_;
   embed();
   for (const DecoderLayer& layer : decoder_.layers) {
-    attend(layer, first, end);
-    if (&layer == &decoder_.layers.back()) keep_outputs();
+    attend(layer, chunk);
+    if (&layer == &decoder_.layers.back()) keep_outputs(chunk);
     feed_forward(layer);
   }
-  this->end();
+  end(chunk);
 }
 
 void TextPass::embed() {
@@ -120,23 +134,23 @@ void TextPass::add_rows(const Packed& table, const int64_t* ids) {
   }
 }
 
-void TextPass::attend(const DecoderLayer& layer, int64_t first, int64_t end) {
+void TextPass::attend(const DecoderLayer& layer, const Chunk& chunk) {
   const Floats& x = normed(layer.norms.attention);
   project(layer.attention.qkv, x, qkv_);
   const AttentionShape& shape = decoder_.attentions[layer.attention.group]->shape;
-  table_.attend_texts({shape, step_, layer.attention.layer, first, end, qkv_.data, qkv_.stride, attention_out_.data,
-                       attention_out_.stride}, threads_);
+  table_.attend_texts({shape, step_, layer.attention.layer, chunk.first, chunk.end, qkv_.data, qkv_.stride,
+                       attention_out_.data, attention_out_.stride}, threads_);
 }
 
 // Keeps only the rows of tokens that have an output: the indices increase, so none is overwritten before it is read.
-void TextPass::keep_outputs() {
-  if (outputs_ == rows_) return;
-  for (int64_t i = 0; i < outputs_; ++i) {
-    const int64_t from = call_.output_indices[first_output_ + i] - first_token_;
+void TextPass::keep_outputs(const Chunk& chunk) {
+  if (chunk.outputs == rows_) return;
+  for (int64_t i = 0; i < chunk.outputs; ++i) {
+    const int64_t from = call_.output_indices[chunk.first_output + i] - first_token_;
     std::memmove(residual_.row(i), residual_.row(from), decoder_.hidden_size * sizeof(float));
     std::memmove(attention_out_.row(i), attention_out_.row(from), attention_out_.stride * sizeof(float));
   }
-  rows_ = outputs_;
+  rows_ = chunk.outputs;
 }
 
 void TextPass::feed_forward(const DecoderLayer& layer) {
@@ -157,8 +171,8 @@ void TextPass::run_dense(const DecoderLayer& layer, const Floats& x) {
   project(block.down, intermediate_, delta_);
 }
 
-void TextPass::end() {
-  float* out = reinterpret_cast<float*>(call_.out) + first_output_ * decoder_.hidden_size;
+void TextPass::end(const Chunk& chunk) {
+  float* out = reinterpret_cast<float*>(call_.out) + chunk.first_output * decoder_.hidden_size;
   if (decoder_.final_norm.weight) return norm(residual_, addend_, decoder_.final_norm, {out, decoder_.hidden_size});
   if (addend_) normed(decoder_.layers.back().norms.mlp);  // for the sum: what is normed nobody reads
   for (int64_t m = 0; m < rows_; ++m) {

@@ -169,6 +169,12 @@ inline __m512i permutex2var_epi16(const Lanes<int16_t>& a, const Lanes<int16_t>&
 inline __m512 permutexvar_ps(const Lanes<int32_t>& index, const Lanes<float>& a) {
   return floats([&](int i) { return a.of[index.of[i] & 15]; });
 }
+inline __m512 shuffle_f32x4(const Lanes<float>& a, const Lanes<float>& b, int places) {
+  return floats([&](int i) { return (i < 8 ? a : b).of[(places >> i / 4 * 2 & 3) * 4 + i % 4]; });
+}
+inline __m512 permute_ps(const Lanes<float>& a, int places) {
+  return floats([&](int i) { return a.of[i / 4 * 4 + (places >> i % 4 * 2 & 3)]; });
+}
 inline __m512i srl_epi32(const Lanes<uint32_t>& a, __m128i count) {
   return integers<uint32_t>([&](int i) { return a.of[i] >> _mm_cvtsi128_si32(count); });
 }
@@ -278,6 +284,8 @@ inline __m512 dpbf16_ps(const Lanes<float>& sums, const Lanes<uint32_t>& a, cons
 #define _mm512_mask_mov_ps tokenmill::emulated::mask_mov_ps
 #define _mm512_permutex2var_epi16 tokenmill::emulated::permutex2var_epi16
 #define _mm512_permutexvar_ps tokenmill::emulated::permutexvar_ps
+#define _mm512_shuffle_f32x4 tokenmill::emulated::shuffle_f32x4
+#define _mm512_permute_ps tokenmill::emulated::permute_ps
 #define _mm512_srl_epi32 tokenmill::emulated::srl_epi32
 #define _mm512_broadcast_i32x4 tokenmill::emulated::broadcast_i32x4
 #define _mm512_cvtepu16_epi32 tokenmill::emulated::cvtepu16_epi32

@@ -2,6 +2,7 @@
 
 #include "isa/bytes.h"
 #include "isa/parallel.h"
+#include "isa/rotation.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -28,6 +29,31 @@ inline float quantize(const uint16_t* x, int8_t* to) {
   }
   const F32 inverse = broadcast(127.0f / maximum);
   for (int64_t k = 0; k < GROUP_SIZE; k += LANES) store_int8(to + k, mul(load_bf16(x + k), inverse));
+  return maximum / 127.0f;
+}
+
+// The same of up to UNIT_SIZE numbers, whole K blocks, which are rotated before.
+inline float quantize_rotated(const uint16_t* x, int64_t size, int8_t* to) {
+  alignas(64) float numbers[UNIT_SIZE];
+  F32 maxima = zero(), zeros = zero();
+  for (int64_t k = 0; k < size; k += K_BLOCK) {
+    F32 block[ROTATED_REGISTERS];
+    for (int i = 0; i < ROTATED_REGISTERS; ++i) block[i] = load_bf16(x + k + i * LANES);
+    rotate_k_block(block);
+    for (int i = 0; i < ROTATED_REGISTERS; ++i) {
+      maxima = max(maxima, max(block[i], sub(zero(), block[i])));
+      zeros = fma(block[i], zero(), zeros);
+      store(numbers + k + i * LANES, block[i]);
+    }
+  }
+  const float maximum = reduce_max(maxima);
+  const bool is_finite = reduce_add(zeros) == 0;
+  if (!is_finite || maximum < 1e-30f) {
+    std::memset(to, 0, size);
+    return is_finite ? 0 : __builtin_nanf("");
+  }
+  const F32 inverse = broadcast(127.0f / maximum);
+  for (int64_t k = 0; k < size; k += LANES) store_int8(to + k, mul(load(numbers + k), inverse));
   return maximum / 127.0f;
 }
 
@@ -74,7 +100,7 @@ class Quantizer {
         depth_(weights.k_blocks() * K_BLOCK),
         row_bytes_(row_bytes ? row_bytes : depth_),
         count_(round_up(x.count, LANES)),
-        groups_(depth_ / GROUP_SIZE),
+        groups_(ceil_div(depth_, has_row_scales(weights.format) ? UNIT_SIZE : GROUP_SIZE)),
         sums_per_group_(weights.format == Format::q6_k ? 2 : 1),
         words_(round_up(count_ * groups_ * 4, 64)),
         memory_(rows_bytes() + (1 + sums_per_group_) * words_) {}
@@ -117,6 +143,16 @@ class Quantizer {
   int32_t* sums() const { return reinterpret_cast<int32_t*>(data() + rows_bytes() + words_); }
 
   void quantize_row(const uint16_t* row, int64_t m, int8_t* to) const {
+    if (has_row_scales(weights_.format)) {
+      for (int64_t g = 0, k = 0; g < groups_; ++g, k += UNIT_SIZE) {
+        const int64_t size = depth_ - k < UNIT_SIZE ? depth_ - k : UNIT_SIZE;
+        scales()[g * count_ + m] = quantize_rotated(row + k, size, to + k);
+        int32_t sum = 0;
+        for (int64_t i = k; i < k + size; i += K_BLOCK) sum += sum_of<K_BLOCK>(to + i);
+        sums()[g * count_ + m] = sum;
+      }
+      return;
+    }
     for (int64_t g = 0; g < groups_; ++g) {
       int8_t* numbers = to + g * GROUP_SIZE;
       scales()[g * count_ + m] = quantize(row + g * GROUP_SIZE, numbers);
@@ -179,7 +215,7 @@ void widen_int8(const uint8_t* row, int64_t size, uint8_t* to) {
 
 Activations prepare_widened(const Packed& weights, const Rows& x, int threads) {
   if (weights.format == Format::bf16) return widened_bf16(weights, x, threads);
-  const bool has_pairs = weights.format == Format::int8 || weights.format == Format::iq4;
+  const bool has_pairs = bits_of(weights.format) == 8 || weights.format == Format::iq4;
   const int64_t depth = weights.k_blocks() * K_BLOCK, stride = apart(has_pairs ? 2 * depth : depth);
   Quantizer quantizer(weights, x, stride);
   quantizer.run(threads, [&](int64_t m, const uint8_t* row) {

@@ -173,7 +173,7 @@ inline I32 nibbles(I32 bytes) {
 }
 // Whether numbers fill their bytes, as they are stored or looked up.
 template <Format F>
-constexpr bool HAS_BYTES = F == Format::int8 || F == Format::iq4;
+constexpr bool HAS_BYTES = F == Format::int8 || F == Format::int8_rotated || F == Format::iq4;
 // What stands for 0; with offsets that is added in the end.
 template <Format F>
 constexpr int ZERO = HAS_BYTES<F>             ? INT8_ZERO

@@ -47,6 +47,7 @@ auto micro_kernel_of(Format format) -> void (*)(const MicroTile&) {
   switch (format) {
     case Format::bf16: return micro_kernel_bf16;
     case Format::int8: return micro_kernel_int8;
+    case Format::int8_rotated: return micro_kernel_int8_rotated;
     case Format::int4: return micro_kernel_int4;
     case Format::int4_offset: return micro_kernel_int4_offset;
     case Format::int5: return micro_kernel_int5;
@@ -80,7 +81,7 @@ inline int64_t prefetched_panel(const Blocking& blocking, const Piece& piece, in
 // the sums of whole tile registers for every group; for int8, which vectors multiply where it lies, while a group fills
 // half of a tile register; and for groups of 16, which fill a quarter.
 inline bool uses_amx(const Packed& weights, int64_t rows) {
-  if (weights.format == Format::int8 || weights.format == Format::q6_k) return false;
+  if (bits_of(weights.format) == 8 || weights.format == Format::q6_k) return false;
   return weights.format == Format::bf16 || rows > FEW_INT_ROWS;
 }
 

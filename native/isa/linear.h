@@ -52,6 +52,7 @@ void run_micro_kernel(const MicroTile& tile) {
 
 void micro_kernel_bf16(const MicroTile& tile);
 void micro_kernel_int8(const MicroTile& tile);
+void micro_kernel_int8_rotated(const MicroTile& tile);
 void micro_kernel_int4(const MicroTile& tile);
 void micro_kernel_int4_offset(const MicroTile& tile);
 void micro_kernel_int5(const MicroTile& tile);

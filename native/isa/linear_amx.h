@@ -14,6 +14,7 @@ inline auto macro_kernel_of(Format format) -> void (*)(const MacroTile&) {
   switch (format) {
     case Format::bf16: return macro_kernel_bf16;
     case Format::int8:
+    case Format::int8_rotated:
     case Format::q6_k: break;  // by vectors: linear.cpp
     case Format::float32: break;  // linear_float32.cpp
     case Format::int4: return macro_kernel_int4;

@@ -16,6 +16,7 @@ constexpr int64_t AVX2_MC = 48;
 // Two panels, or the last one, by up to AVX2_MC rows of widened activations. `prefetch_panel` is the first of two, too.
 void row_tiles_bf16(const MicroTile& tile);
 void row_tiles_int8(const MicroTile& tile);
+void row_tiles_int8_rotated(const MicroTile& tile);
 void row_tiles_int4(const MicroTile& tile);
 void row_tiles_int4_offset(const MicroTile& tile);
 void row_tiles_int5(const MicroTile& tile);
@@ -30,6 +31,7 @@ inline auto row_tiles_of(Format format) -> void (*)(const MicroTile&) {
   switch (format) {
     case Format::bf16: return row_tiles_bf16;
     case Format::int8: return row_tiles_int8;
+    case Format::int8_rotated: return row_tiles_int8_rotated;
     case Format::int4: return row_tiles_int4;
     case Format::int4_offset: return row_tiles_int4_offset;
     case Format::int5: return row_tiles_int5;

@@ -1,4 +1,5 @@
 // Packs weights into panels, and reads single rows back.
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -72,6 +73,7 @@ void pack_quantized(const PanelSlice& slice, const Packed& weights, const Rows& 
   for (int64_t i = 0; i < slice.count; ++i) {
     const auto* from = static_cast<const uint8_t*>(source.data) + (slice.first + i) * source.stride * bytes;
     for (int64_t k = 0; k < weights.depth; ++k) numbers[k] = as_float(from, k, element);
+    std::fill(numbers.get() + weights.depth, numbers.get() + depth, 0.0f);  // rotated with the row before
     quantize_row(weights, slice.panel, slice.lane + i, numbers.get(), {padded.get(), costs.feedback, costs.span});
   }
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "isa/panel_group.h"
+#include "isa/rotation.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -165,9 +166,36 @@ void quantize_range(const Group& group, float* numbers, const Costs& costs) {
   group.set_offset(offset);
 }
 
+inline void rotate(float* numbers) {
+  F32 block[ROTATED_REGISTERS];
+  for (int i = 0; i < ROTATED_REGISTERS; ++i) block[i] = load(numbers + i * LANES);
+  rotate_k_block(block);
+  for (int i = 0; i < ROTATED_REGISTERS; ++i) store(numbers + i * LANES, block[i]);
+}
+
+// Rotated int8: -127 to 127 times the row's scale.
+void quantize_rotated(const Packed& weights, uint8_t* panel, int64_t lane, float* numbers) {
+  const int64_t depth = weights.k_blocks() * K_BLOCK;
+  for (int64_t k = 0; k < depth; k += K_BLOCK) rotate(numbers + k);
+  float magnitude = 0;
+  bool is_finite = true;
+  for (int64_t k = 0; k < depth; k += GROUP_SIZE) {
+    const Range range(numbers + k);
+    magnitude = range.magnitude() > magnitude ? range.magnitude() : magnitude;
+    is_finite = is_finite && range.is_finite;
+  }
+  const float scale = is_finite ? magnitude / 127 : NAN;
+  for (int64_t k = 0; k < depth; k += GROUP_SIZE) {
+    const Group group(weights, panel, lane, k / GROUP_SIZE);
+    round_group(group, numbers + k, {nullptr, nullptr, 0, 0}, 0, scale, -127, 127, INT8_ZERO);
+    std::memcpy(group.scale, &scale, 4);
+  }
+}
+
 }  // namespace
 
 void quantize_row(const Packed& weights, uint8_t* panel, int64_t lane, float* numbers, const ErrorCosts& costs) {
+  if (has_row_scales(weights.format)) return quantize_rotated(weights, panel, lane, numbers);
   const int64_t depth = weights.k_blocks() * K_BLOCK;
   for (int64_t k = 0; k < depth; k += GROUP_SIZE) {
     const Group group(weights, panel, lane, k / GROUP_SIZE);
@@ -218,7 +246,21 @@ static void dequantize_bytes(const Packed& weights, const uint8_t* panel, int64_
   }
 }
 
+static void dequantize_rotated(const Packed& weights, const uint8_t* panel, int64_t lane, uint16_t* to) {
+  float numbers[K_BLOCK], scale;
+  for (int64_t k = 0; k < weights.depth; k += K_BLOCK) {
+    for (int64_t i = 0; i < K_BLOCK; ++i) {
+      const Group group(weights, panel, lane, (k + i) / GROUP_SIZE);
+      std::memcpy(&scale, group.scale, 4);
+      numbers[i] = static_cast<float>(group.get(i % GROUP_SIZE) - INT8_ZERO) * scale;
+    }
+    rotate(numbers);
+    for (int64_t i = 0; i < K_BLOCK && k + i < weights.depth; ++i) to[k + i] = to_bf16(numbers[i]);
+  }
+}
+
 void dequantize_row(const Packed& weights, const uint8_t* panel, int64_t lane, uint16_t* to) {
+  if (has_row_scales(weights.format)) return dequantize_rotated(weights, panel, lane, to);
   if (weights.format == Format::int8) return dequantize_bytes(weights, panel, lane, to);
   for (int64_t k = 0; k < weights.depth; ++k) {
     to[k] = to_bf16(Group(weights, panel, lane, k / GROUP_SIZE).number(k % GROUP_SIZE));

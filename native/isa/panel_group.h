@@ -15,6 +15,7 @@ inline uint16_t to_fp16(float value) { return static_cast<uint16_t>(_cvtss_sh(va
 inline int zero_of(Format format) {
   switch (format) {
     case Format::int8:
+    case Format::int8_rotated:
     case Format::iq4: return INT8_ZERO;
     case Format::int5: return 16;
     case Format::q6_k: return 32;
@@ -29,14 +30,14 @@ struct Group {
   uint32_t mask;   // of four bytes' numbers, unshifted
   uint8_t* bytes;  // of the row's lane: 4 in each K step
   uint8_t* highs;  // as `bytes`, with the high bits of 8 or, of two bits each, of 4 K steps in the same four; or null
-  uint8_t* scale;  // float16, or of two levels a byte, or two of 16 inputs each
+  uint8_t* scale;  // float16, or of two levels a byte, or two of 16 inputs each; of the row float32
   uint8_t* offset;  // the same; null: there is none
   uint8_t* units;   // of the row, of scale and offset; null: there is one level
   int zero;
 
   Group(const Packed& weights, const uint8_t* panel, int64_t lane, int64_t group)
       : format(weights.format), units(nullptr), zero(zero_of(weights.format)) {
-    const bool has_bytes = format == Format::int8;
+    const bool has_bytes = bits_of(format) == 8;
     const int64_t bits = bits_of(format), half = group % 2;
     auto* begin = const_cast<uint8_t*>(panel);
     uint8_t* k_block = begin + weights.units_bytes() + group / 2 * weights.k_block_bytes();
@@ -45,7 +46,10 @@ struct Group {
     shift = has_bytes ? 0 : static_cast<int>(half) * 4;
     mask = has_bytes ? 0xFFFFFFFF : 0x0F0F0F0F;
     highs = bits == 5 ? above + half * 4 * LANES : bits == 6 ? above + half * 8 * LANES : nullptr;
-    if (has_levels(format)) {
+    if (has_row_scales(format)) {
+      scale = begin + lane * 4;
+      offset = nullptr;
+    } else if (has_levels(format)) {
       units = begin + group * GROUP_SIZE / UNIT_SIZE * unit_bytes_of(format) + lane * 2;
       scale = scales + (format == Format::q6_k ? 2 * half : half) * LANES + lane;
       offset = has_offsets(format) ? scale + 2 * LANES : nullptr;

@@ -11,7 +11,7 @@ namespace tokenmill::TM_ISA {
 namespace {
 
 // A K run: so much of the depth stays in the first-level cache, packed, while all rows of a piece pass by.
-constexpr int64_t RUN_BLOCKS = 4;
+constexpr int64_t RUN_BLOCKS = UNIT_SIZE / K_BLOCK;
 
 // One panel over a K run by some rows of x, and their sums so far.
 struct RowTile {
@@ -19,7 +19,7 @@ struct RowTile {
   int64_t inputs;           // of the run: K blocks, but no padding of bf16
   const uint8_t* x;
   int64_t x_stride;         // bytes
-  const float* scales;      // [groups][count], of the run and the rows
+  const float* scales;      // [groups][count] of x, of the run and the rows
   const int32_t* x_sums;    // of the inputs that are scaled at once
   int64_t count;
   float* sums;
@@ -51,7 +51,7 @@ inline void add_bytes(__m256i& sums, __m256i w, __m256i x) {
 // Each sum runs over pairs of the depth in order, the odd number of a pair first, as in the micro-kernel of one row.
 struct Bf16Tiles {
   static constexpr int MR = 6;  // beside a line of weights and a number of x
-  static constexpr int64_t X_BYTES = 4, SUMS = 1;
+  static constexpr int64_t X_BYTES = 4, SCALES = 2 * RUN_BLOCKS, SUMS = SCALES;
 
   template <int M>
   static void run(const RowTile& tile) {
@@ -77,12 +77,33 @@ inline PanelScales<F> scales_of(const RowTile& tile, int64_t block) {
   return PanelScales<F>(tile.panel, tile.first_block + block, tile.units_bytes);
 }
 
+// The products of a K step of bytes by M rows of x, which are pairs of int16.
+template <int M>
+[[gnu::always_inline]] inline void add_step(I32 bytes, const uint8_t* x, int64_t stride, __m256i (&low)[M],
+                                            __m256i (&high)[M]) {
+  const __m256i mask = _mm256_set1_epi16(255);
+  const __m256i even_low = _mm256_and_si256(bytes.low, mask), even_high = _mm256_and_si256(bytes.high, mask);
+  TM_UNROLL for (int m = 0; m < M; ++m) {
+    const __m256i numbers = broadcast_word(x + m * stride);
+    add_pairs(low[m], even_low, numbers);
+    add_pairs(high[m], even_high, numbers);
+  }
+  const __m256i odd_low = _mm256_srli_epi16(bytes.low, 8), odd_high = _mm256_srli_epi16(bytes.high, 8);
+  TM_UNROLL for (int m = 0; m < M; ++m) {
+    const __m256i numbers = broadcast_word(x + 4 + m * stride);
+    add_pairs(low[m], odd_low, numbers);
+    add_pairs(high[m], odd_high, numbers);
+  }
+}
+
 // Pairs of int16, inputs 0 and 2, or 1 and 3, of every four: there is no room in 16 bits for two products of bytes. The
 // weights are 128 too large, so the sums of a group begin with what that adds too much.
 template <Format F>
 struct ByteTiles {
   static constexpr int MR = 5, K_STEPS = GROUP_SIZE / 4;  // beside a line of weights, a pair of x and its product
-  static constexpr int64_t X_BYTES = 2, SUMS = 1;
+  static constexpr int64_t X_BYTES = 2;
+  // Of a run.
+  static constexpr int64_t SCALES = 2 * RUN_BLOCKS, SUMS = SCALES;
   // Of a K block.
   static constexpr int64_t NUMBER_LINES = number_bytes_of(F) / 64, LINES = NUMBER_LINES + 1;
 
@@ -111,19 +132,7 @@ struct ByteTiles {
       if (!HasNibbles || k_step % 2 == Half) prefetch_line(tile.prefetch, line + k_step);
       I32 bytes = load_bytes(w);
       if constexpr (HasNibbles) bytes = nibbles<F, Half>(bytes);
-      const __m256i mask = _mm256_set1_epi16(255);
-      const __m256i even_low = _mm256_and_si256(bytes.low, mask), even_high = _mm256_and_si256(bytes.high, mask);
-      TM_UNROLL for (int m = 0; m < M; ++m) {
-        const __m256i numbers = broadcast_word(x + m * tile.x_stride);
-        add_pairs(low[m], even_low, numbers);
-        add_pairs(high[m], even_high, numbers);
-      }
-      const __m256i odd_low = _mm256_srli_epi16(bytes.low, 8), odd_high = _mm256_srli_epi16(bytes.high, 8);
-      TM_UNROLL for (int m = 0; m < M; ++m) {
-        const __m256i numbers = broadcast_word(x + 4 + m * tile.x_stride);
-        add_pairs(low[m], odd_low, numbers);
-        add_pairs(high[m], odd_high, numbers);
-      }
+      add_step(bytes, x, tile.x_stride, low, high);
     }
     const F32 scales = scales_of<F>(tile, block).scale(Half);
     TM_UNROLL for (int m = 0; m < M; ++m) {
@@ -134,13 +143,40 @@ struct ByteTiles {
   }
 };
 
+// As above, of rotated int8: a run has one scale of x, and the scales of the weights come last.
+struct RotatedTiles {
+  static constexpr int MR = 5;
+  static constexpr int64_t X_BYTES = 2, SCALES = 1, SUMS = 1;  // the last two of a run
+
+  template <int M>
+  static void run(const RowTile& tile) {
+    __m256i low[M], high[M];
+    TM_UNROLL for (int m = 0; m < M; ++m) {
+      const __m256i start = _mm256_set1_epi32(-INT8_ZERO * tile.x_sums[m]);
+      low[m] = apart(start);
+      high[m] = apart(start);
+    }
+    const uint8_t *w = tile.w, *x = tile.x;
+    for (int64_t k_step = 0; k_step < tile.inputs / 4; ++k_step, w += 4 * LANES, x += 4 * X_BYTES) {
+      prefetch_line(tile.prefetch, k_step);
+      add_step(load_bytes(w), x, tile.x_stride, low, high);
+    }
+    TM_UNROLL for (int m = 0; m < M; ++m) {
+      float* total = tile.sums + m * tile.stride;
+      store(total, fma(to_float(I32{low[m], high[m]}), broadcast(tile.scales[m]), load(total)));
+    }
+  }
+};
+
 // Bytes. A group's products in a lane of 16 bits, two of each K step, are 16 * 15 * 127 together: less than 2^15. Those of
 // larger numbers are added up in parts: 24 of mxfp4 and 31 of five bits in two, 63 of six bits in four.
 template <Format F>
 struct NibbleTiles {
   static constexpr int K_STEPS = GROUP_SIZE / 4, STEPS = SCALED_STEPS<F>;
   static constexpr int MR = 5, PART = bits_of(F) == 6 ? 2 : bits_of(F) == 5 || F == Format::mxfp4 ? 4 : 8;
-  static constexpr int64_t X_BYTES = 1, SUMS = K_STEPS / STEPS;  // of the integers of x in a group
+  static constexpr int64_t X_BYTES = 1;
+  // Of a run.
+  static constexpr int64_t SCALES = 2 * RUN_BLOCKS, SUMS = SCALES * K_STEPS / STEPS;
   // Of a K block.
   static constexpr int64_t NUMBER_LINES = number_bytes_of(F) / 64, LINES = NUMBER_LINES + scale_bytes_of(F) / 64;
 
@@ -225,8 +261,9 @@ void run_panel(const MicroTile& piece, int p, int64_t block) {
   for (int64_t i = 0; i < tiles; ++i) {
     // Tiles of nearly equal height. The first one prefetches: each line once.
     const int64_t top = piece.rows * i / tiles, end = piece.rows * (i + 1) / tiles, row = piece.row + top;
-    const int64_t scale = 2 * block * piece.x.count + row;  // of the first group
-    const int64_t sum = 2 * block * Tiles::SUMS * piece.x.count + row;
+    // Of the first group, and of the inputs that are scaled at once; of rotated int8 a run has one of each.
+    const int64_t scale = Tiles::SCALES * block / RUN_BLOCKS * piece.x.count + row;
+    const int64_t sum = Tiles::SUMS * block / RUN_BLOCKS * piece.x.count + row;
     const RowTile tile = {weights.data + piece.panel * weights.panel_bytes() + offset,
                           inputs,
                           piece.x.data + row * piece.x.stride + first * Tiles::X_BYTES,
@@ -254,10 +291,26 @@ void run_row_tiles(const MicroTile& piece) {
   }
 }
 
+// Multiplies sums by the scales of the panels' rows.
+void scale_rows(const MicroTile& piece) {
+  for (int p = 0; p < piece.panels; ++p) {
+    const uint8_t* panel = piece.weights.data + (piece.panel + p) * piece.weights.panel_bytes();
+    const F32 scales = load(reinterpret_cast<const float*>(panel));
+    for (int m = 0; m < piece.rows; ++m) {
+      float* sums = piece.sums + m * piece.stride + p * LANES;
+      store(sums, mul(load(sums), scales));
+    }
+  }
+}
+
 }  // namespace
 
 void row_tiles_bf16(const MicroTile& tile) { run_row_tiles<Bf16Tiles>(tile); }
 void row_tiles_int8(const MicroTile& tile) { run_row_tiles<ByteTiles<Format::int8>>(tile); }
+void row_tiles_int8_rotated(const MicroTile& tile) {
+  run_row_tiles<RotatedTiles>(tile);
+  scale_rows(tile);
+}
 void row_tiles_iq4(const MicroTile& tile) { run_row_tiles<ByteTiles<Format::iq4>>(tile); }
 void row_tiles_int4(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::int4>>(tile); }
 void row_tiles_int4_offset(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::int4_offset>>(tile); }

@@ -28,6 +28,14 @@ inline void add_product(F32& sums, F32 a, F32 b) {
 }
 inline F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
 inline F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+// Lanes that lie 1, 2, 4 or 8 apart change places, those whose numbers differ in that bit.
+template <int Apart>
+inline F32 swap_lanes(F32 a) {
+  if constexpr (Apart == 1) return {_mm256_permute_ps(a.low, 0xB1), _mm256_permute_ps(a.high, 0xB1)};
+  else if constexpr (Apart == 2) return {_mm256_permute_ps(a.low, 0x4E), _mm256_permute_ps(a.high, 0x4E)};
+  else if constexpr (Apart == 4) return {_mm256_permute2f128_ps(a.low, a.low, 1), _mm256_permute2f128_ps(a.high, a.high, 1)};
+  else return {a.high, a.low};
+}
 
 inline float reduce_add(F32 a) {
   const __m256 eight = _mm256_add_ps(a.low, a.high);

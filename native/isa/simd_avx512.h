@@ -18,6 +18,14 @@ inline F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }  // a *
 inline void add_product(F32& sums, F32 a, F32 b) { sums = _mm512_fmadd_ps(a, b, sums); }
 inline F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }
 inline F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }
+// Lanes that lie 1, 2, 4 or 8 apart change places, those whose numbers differ in that bit.
+template <int Apart>
+inline F32 swap_lanes(F32 a) {
+  if constexpr (Apart == 1) return _mm512_permute_ps(a, 0xB1);
+  else if constexpr (Apart == 2) return _mm512_permute_ps(a, 0x4E);
+  else if constexpr (Apart == 4) return _mm512_shuffle_f32x4(a, a, 0xB1);
+  else return _mm512_shuffle_f32x4(a, a, 0x4E);
+}
 inline float reduce_add(F32 a) { return _mm512_reduce_add_ps(a); }
 inline float reduce_max(F32 a) { return _mm512_reduce_max_ps(a); }
 

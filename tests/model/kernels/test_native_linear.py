@@ -17,8 +17,9 @@ from tokenmill.model.quantization.packed import PackedFormat, QuantizedRows
 ZEROS = {PackedFormat.INT4: 8, PackedFormat.INT5: 16}
 FIVES = (PackedFormat.INT5, PackedFormat.INT5_OFFSET)
 INTEGERS = [PackedFormat.INT8, PackedFormat.INT4, PackedFormat.INT4_OFFSET, *FIVES]
-# What floats are made to; see test_native_mxfp4.py and test_native_blocks.py for what is taken as it is stored.
-every_format = pytest.mark.parametrize("format", [PackedFormat.BF16, *INTEGERS])
+# What floats are made to; see test_native_rotated.py for one, test_native_mxfp4.py and test_native_blocks.py for what is
+# taken as it is stored.
+every_format = pytest.mark.parametrize("format", [PackedFormat.BF16, PackedFormat.INT8_ROTATED, *INTEGERS])
 every_integer_format, every_small_format = (
     pytest.mark.parametrize("format", some) for some in (INTEGERS, INTEGERS[1:])
 )
@@ -152,7 +153,7 @@ def test_rows_that_the_cache_does_not_hold_at_once_have_the_same_bits(isa, forma
     assert torch.equal(matrix.logits(x)[some], torch.cat([matrix.logits(x[row : row + 1]) for row in some]))
 
 
-@every_integer_format
+@pytest.mark.parametrize("format", [PackedFormat.INT8_ROTATED, *INTEGERS])
 def test_integers_have_the_same_bits_on_every_level(format, rng):
     """A level may leave few rows to another one's kernels."""
     for in_size in (64, 190, 640):

@@ -16,6 +16,10 @@ INT8_SEARCH = tuple(119 + step / 2 for step in range(17))
 """Inverse scales of int8 that are tried, times the group's largest magnitude."""
 SMALLEST = 1e-30
 """Activations whose largest number is smaller count as zeros."""
+ROTATED = 64
+"""Inputs of a block that is rotated."""
+UNIT = 256
+"""Rotated activations that share a scale."""
 
 
 def quantize_int8(weight: torch.Tensor, importance: torch.Tensor | None = None) -> QuantizedRows:
@@ -156,6 +160,35 @@ def multiply(x: torch.Tensor, rows: QuantizedRows) -> torch.Tensor:
             offsets = _expand(torch.from_numpy(rows.offsets), rows.group_size, values.shape[1])
             total += values[:, g].float().sum(1, keepdim=True) * x_scales[:, g] * offsets[:, g]
     return total.float()
+
+
+def rotate(x: torch.Tensor) -> torch.Tensor:
+    """Rotate [n, in_size] as native/isa/rotation.h does, zero-padded to whole blocks; its own inverse."""
+    x = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % ROTATED))
+    for apart in (16, 32, 1, 2, 4, 8):
+        first, second = x.unflatten(1, (-1, 2, apart)).unbind(2)
+        x = torch.stack((first + second, first - second), 2).flatten(1)
+    return x * 0.125
+
+
+def quantize_rotated(weight: torch.Tensor) -> QuantizedRows:
+    """Quantize [n, in_size] to int8 of rotated inputs, zero-padded to whole blocks, with a scale for each row."""
+    rotated = rotate(weight)
+    most = rotated.abs().amax(-1, keepdim=True)
+    scales = _finite(most, most / 127)
+    values = (rotated * _factor(1.0, scales)).round().clamp(-127, 127).nan_to_num(0, 0, 0)
+    return QuantizedRows(8, values.to(torch.int8).numpy(), scales.numpy())
+
+
+def multiply_rotated(x: torch.Tensor, rows: QuantizedRows) -> torch.Tensor:
+    """Return x W^T [T, n] float32 of rows that `quantize_rotated` made."""
+    values, total = torch.from_numpy(rows.values).double(), torch.zeros(x.shape[0], rows.shape[0], dtype=torch.float64)
+    for unit, weights in zip(rotate(x).split(UNIT, 1), values.split(UNIT, 1), strict=True):
+        most = unit.abs().amax(-1, keepdim=True)
+        used = most * (most >= SMALLEST)
+        integers = (unit * _factor(127.0, used)).round().nan_to_num(0, 0, 0)
+        total += (integers.double() @ weights.T) * _finite(most, used / 127)
+    return (total * torch.from_numpy(rows.scales).T).float()
 
 
 def _groups(x: torch.Tensor) -> torch.Tensor:

@@ -205,6 +205,7 @@ class PackedFormat(IntEnum):
     IQ4 = 9  # codes of the 16 integers of IQ4_NL, and a scale for each 32 inputs
     INT5_OFFSET = 10  # as INT5, and an offset
     FLOAT32 = 11  # for inputs of float32
+    INT8_ROTATED = 12  # of rotated inputs, with a scale for each output
 
 
 BLOCK_FORMATS: Mapping[str, PackedFormat] = MappingProxyType(
@@ -269,3 +270,5 @@ QUANTIZATIONS: Mapping[str, PackedFormats] = MappingProxyType(
         "int4": PackedFormats(PackedFormat.INT5, PackedFormat.INT8),
     }
 )
+ENCODER_INT8 = PackedFormats(PackedFormat.INT8_ROTATED, PackedFormat.INT8, experts=PackedFormat.INT8)
+"""What `--quantization int8` makes of an encoder, which has many rows to multiply and few weights to read."""

@@ -20,7 +20,7 @@ from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.models.native_decoder import float_pass_obstacle
-from tokenmill.model.quantization.packed import FLOATS, PackedFormat
+from tokenmill.model.quantization.packed import ENCODER_INT8, FLOATS, PackedFormat
 from tokenmill.model.weights.loader import check_stored, choose_formats
 from tokenmill.model.weights.mixture import can_mix, typical_formats
 from tokenmill.platform.memory import huge_pages
@@ -113,6 +113,8 @@ def choose_kernels(
     formats = choose_formats(folder, wanted)
     if architecture is not None and runs_floats(config, architecture):
         formats = FLOATS
+    elif architecture is not None and wanted == "int8" and not architecture.needs_kv:
+        formats = ENCODER_INT8
     if config.lora_merge is not None:
         formats = formats.for_floats()
     kernels, reason = select_kernels(config.kernels, "cpu", config.dtype, num_threads, formats)
