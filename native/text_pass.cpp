@@ -53,7 +53,8 @@ TextPass::TextPass(const Decoder& decoder, const DecoderCall& call, float* scrat
   take(intermediate_, widths.intermediate);
 }
 
-// Whole texts, of about as many tokens in each chunk: CHUNK or fewer, unless a text has more, and each thread as many chunks.
+// Whole texts, of about as many tokens in each chunk: about CHUNK at most, unless a text has more, and as many chunks for
+// each thread as for the others, if texts are short.
 std::vector<TextPass::Chunk> TextPass::chunks_of(const DecoderCall& call, int threads) {
   const AttentionStep& step = call.planned.front()->step;
   const int64_t tokens = step.query_starts[step.requests], rounds = (tokens + CHUNK * threads - 1) / (CHUNK * threads);
@@ -78,25 +79,28 @@ void TextPass::run(const Decoder& decoder, const DecoderCall& call) {
   const int threads = decoder.kernels().threads;
   const std::vector<Chunk> chunks = chunks_of(call, threads);
   const auto count = static_cast<int64_t>(chunks.size());
+  const int64_t rounds = (count + threads - 1) / threads, idle = rounds * threads - count;
   int64_t most = 1;
   for (const Chunk& chunk : chunks) {
     most = std::max<int64_t>(most, step.query_starts[chunk.end] - step.query_starts[chunk.first]);
   }
-  const int64_t room = step.query_starts[step.requests] / most;  // there is memory for the step's tokens
-  const int64_t passes = std::max<int64_t>(1, std::min({count, room, static_cast<int64_t>(threads)}));
+  // There is memory for the step's tokens, and an eighth of the threads' time may be lost.
+  const bool have_room = most * threads <= step.query_starts[step.requests];
+  const int passes = have_room && 8 * idle <= count ? threads : 1;
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(call.scratch) + 63) / 64 * 64;
-  std::atomic<int64_t> next_pass{0}, next_chunk{0};
+  std::atomic<int64_t> next_chunk{0};
+  std::atomic<int> next_pass{0};
   const auto run_chunks = [&] {
-    const int64_t index = next_pass.fetch_add(1);
+    const int index = next_pass.fetch_add(1);
     if (index >= passes) return;
     float* scratch = reinterpret_cast<float*>(begin) + index * most * Widths(decoder).all();
-    TextPass pass(decoder, call, scratch, most, passes > 1 ? 1 : threads);
+    TextPass pass(decoder, call, scratch, most, threads / passes);
     for (int64_t i; (i = next_chunk.fetch_add(1)) < count;) pass.run(chunks[i]);
   };
   if (passes == 1) return run_chunks();
   // Two pieces for each pass: a thread takes its next piece before it does the first.
   const auto do_piece = [](const void* work, int64_t, int64_t) { (*static_cast<const decltype(run_chunks)*>(work))(); };
-  run_pieces(2 * passes, static_cast<int>(passes), do_piece, &run_chunks);
+  run_pieces(2 * passes, passes, do_piece, &run_chunks);
 }
 
 void TextPass::run(const Chunk& chunk) {

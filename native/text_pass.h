@@ -1,8 +1,8 @@
 // One pass of an encoder in float32 over the texts of a step, which are whole. Its vectors and matrices are of float32.
 //
-// A chunk of texts runs through all layers before the next one begins, so that its hidden states stay in the cache. Threads
-// share the chunks, or where these are too few the rows of one. It
-// knows what encoders have: no adapters, media, states, experts, taps, or hidden states from elsewhere; see
+// A chunk of texts runs through all layers before the next one begins, so that its hidden states stay in the cache. Each
+// thread takes chunks of its own, or, where these do not come out even, all work on one. The pass knows what encoders
+// have: no adapters, media, states, experts, taps, or hidden states from elsewhere; see
 // `float_pass_obstacle` in model/models/native_decoder.py.
 #pragma once
 
@@ -37,7 +37,7 @@ class TextPass {
   const KernelTable& table_;
   const AttentionStep& step_;
   const int threads_;
-  int64_t rows_ = 0, first_token_ = 0;     // of the chunk
+  int64_t rows_ = 0, first_token_ = 0;  // of the chunk
   const Floats* addend_ = nullptr;  // what is yet to be added to residual_, times the scale; or null
   float addend_scale_ = 1;
   Floats residual_, normed_, qkv_, attention_out_, intermediate_, delta_;

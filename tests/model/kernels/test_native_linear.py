@@ -17,8 +17,8 @@ from tokenmill.model.quantization.packed import PackedFormat, QuantizedRows
 ZEROS = {PackedFormat.INT4: 8, PackedFormat.INT5: 16}
 FIVES = (PackedFormat.INT5, PackedFormat.INT5_OFFSET)
 INTEGERS = [PackedFormat.INT8, PackedFormat.INT4, PackedFormat.INT4_OFFSET, *FIVES]
-# What floats are made to; see test_native_rotated.py for one, test_native_mxfp4.py and test_native_blocks.py for what is
-# taken as it is stored.
+# What floats are made to; see test_native_rotated.py for one of them, and test_native_mxfp4.py and
+# test_native_blocks.py for what is taken as it is stored.
 every_format = pytest.mark.parametrize("format", [PackedFormat.BF16, PackedFormat.INT8_ROTATED, *INTEGERS])
 every_integer_format, every_small_format = (
     pytest.mark.parametrize("format", some) for some in (INTEGERS, INTEGERS[1:])

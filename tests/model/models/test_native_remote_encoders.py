@@ -18,7 +18,7 @@ from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.host_decoder import HostDecoder
 from tokenmill.model.models.native_decoder import NativeDecoder, native_pass_obstacle
-from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED
+from tokenmill.model.quantization.packed import ENCODER_INT8, QUANTIZATIONS, UNQUANTIZED
 
 pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
 
@@ -63,24 +63,29 @@ def test_hidden_states_stay_near_the_formulas(family: str, tmp_path: Path, rng: 
     assert ours.quantile(0.9) < 2 * theirs.quantile(0.9)
 
 
+FORMATS = {"none": UNQUANTIZED, "int8": ENCODER_INT8, "stored in int8": QUANTIZATIONS["int8"]}
+
+
+@pytest.mark.parametrize("stored", ["int8", "stored in int8"])
 @pytest.mark.parametrize("family", REMOTE_ENCODERS)
-def test_int8_stays_near_what_is_not_rounded(family: str, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_int8_stays_near_what_is_not_rounded(
+    family: str, stored: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
     folder = make_remote_encoder(tmp_path, family, seed=int(rng.integers(2**31)), **SHAPES[family])
     texts, oracle = texts_of([5, 40], rng), RemoteOracle(folder)
-    got = states_of(family, load(folder, QUANTIZATIONS["int8"], 1), texts, rng)
+    got = states_of(family, load(folder, FORMATS[stored], 1), texts, rng)
     least = 0.99 if family == "nomic_moe" else 0.999  # of which tokens are few, and each may meet another expert
     for text, found in zip(texts, got, strict=True):
         assert torch.cosine_similarity(found.mean(0), oracle.states(text).mean(0), dim=0) > least
 
 
-@pytest.mark.parametrize("stored", ["none", "int8"])
+@pytest.mark.parametrize("stored", FORMATS)
 @pytest.mark.parametrize("family", REMOTE_ENCODERS)
 def test_a_text_has_the_same_bits_alone_and_among_others(
     family: str, stored: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     folder = make_remote_encoder(tmp_path, family, **SHAPES[family])
-    formats = UNQUANTIZED if stored == "none" else QUANTIZATIONS[stored]
-    alone, together = load(folder, formats, 1), load(folder, formats, 3)
+    alone, together = load(folder, FORMATS[stored], 1), load(folder, FORMATS[stored], 3)
     length = int(rng.integers(2, 62))
     for lengths in ([length] * 3, [length, 1, 37, 600, 2, 17]):
         texts = texts_of(lengths, rng)

@@ -1,15 +1,21 @@
-"""Choose the threads of a step."""
+"""Choose the threads of a step, and the formats of a model on a CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests.encoder_checkpoints import make_encoder
 from tokenmill.config.configs import EngineConfig
+from tokenmill.demo import demo_model_path
+from tokenmill.model.kernels.native import load_kernels
+from tokenmill.model.quantization.packed import ENCODER_INT8, FLOATS, QUANTIZATIONS
+from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.platform.cpu import CpuPlatform
-from tokenmill.startup.machine.device import ONE_THREAD_BYTES, choose_threads
+from tokenmill.startup.machine.device import ONE_THREAD_BYTES, choose_kernels, choose_threads
 
 LARGE = 2 * ONE_THREAD_BYTES
 
@@ -51,3 +57,15 @@ def test_engines_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (threads, kept) == (4, [(2, 3)])
     assert "for 3 engines" in reason
     assert choose_threads(EngineConfig(model="m", replica=(2, 30)), CpuPlatform(), LARGE)[0] == 1
+
+
+@pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
+def test_formats_are_those_of_what_a_model_does(tmp_path: Path) -> None:
+    encoder = make_encoder(tmp_path, "bert", hidden_size=64, num_attention_heads=4)
+    for folder, rounded, wide in ((encoder, ENCODER_INT8, FLOATS), (demo_model_path(), QUANTIZATIONS["int8"], None)):
+        architecture = read_architecture(folder)
+        for dtype, quantization, formats in (("bfloat16", "int8", rounded), ("float32", "none", wide)):
+            config = EngineConfig(model=str(folder), device="cpu", dtype=dtype, quantization=quantization)
+            kernels, reason = choose_kernels(config, CpuPlatform(), folder, 1, architecture)
+            assert getattr(kernels, "formats", None) == formats
+            assert ("only encoders run natively in float32" in reason) == (formats is None)

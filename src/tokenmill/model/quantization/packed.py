@@ -271,4 +271,4 @@ QUANTIZATIONS: Mapping[str, PackedFormats] = MappingProxyType(
     }
 )
 ENCODER_INT8 = PackedFormats(PackedFormat.INT8_ROTATED, PackedFormat.INT8, experts=PackedFormat.INT8)
-"""What `--quantization int8` makes of an encoder, which has many rows to multiply and few weights to read."""
+"""`--quantization int8` of an encoder, which has many rows to multiply and few weights to read."""

@@ -120,6 +120,9 @@ def choose_kernels(
     kernels, reason = select_kernels(config.kernels, "cpu", config.dtype, num_threads, formats)
     if wanted is not None and kernels.name != "native":
         raise InvalidConfig(f"--quantization {wanted} needs the native kernels: {reason}")
+    if config.dtype == "float32" and config.kernels == "auto" and architecture is not None:
+        obstacle = float_pass_obstacle(architecture)
+        reason += f"; {obstacle}" if obstacle else ""
     return kernels, reason
 
 
