@@ -8,6 +8,7 @@ import pytest
 
 from tokenmill.core.engine_messages import Done
 from tokenmill.core.errors import EngineDead
+from tokenmill.core.live import LiveReport, ShowTurns
 from tokenmill.core.messages import ResetPrefixCache
 from tokenmill.serving.replicas.engine_handle import EngineHandle
 from tokenmill.serving.replicas.engines import Engines
@@ -18,7 +19,7 @@ class Pair:
     """Two engines that are ready; what they are asked is kept."""
 
     def __init__(self) -> None:
-        self.asked: dict[int, ResetPrefixCache] = {}
+        self.asked: dict[int, ResetPrefixCache | ShowTurns] = {}
         self.engines = Engines(self._handle(index) for index in range(2))
 
     def _handle(self, index: int) -> EngineHandle:
@@ -37,6 +38,24 @@ def test_an_engine_that_is_removed_is_not_waited_for() -> None:
         pair.engines[0].handle_message(Done(pair.asked[0].id, True))
         assert await asyncio.wait_for(call, 10)
         assert [engine.index for engine in pair.engines] == [0]
+
+    asyncio.run(work())
+
+
+def test_nor_are_its_requests_and_prefixes() -> None:
+    async def work() -> None:
+        pair = Pair()
+        requests = asyncio.ensure_future(pair.engines.show_requests())
+        prefix = asyncio.ensure_future(pair.engines.show_prefix(1, 7))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        asked = pair.asked[0]
+        pair.engines.remove(1)
+        report = LiveReport(id=asked.id, now=1.0, num_turns=0, turns=[], num_requests=3)
+        pair.engines[0].handle_message(report)
+        assert await asyncio.wait_for(requests, 10) == [(0, report)]
+        assert await asyncio.wait_for(prefix, 10) == []
+        assert await pair.engines.show_prefix(1, 7) == []
 
     asyncio.run(work())
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from tokenmill.core.engine_messages import AdapterSeen, EngineReady, EngineStats, RequestState
 from tokenmill.core.errors import EngineDead
+from tokenmill.core.live import ALL_KNOWN, LiveReport
 from tokenmill.serving.replicas.engine_handle import COUNTS, EngineHandle
 
 Answer = TypeVar("Answer")
@@ -78,8 +79,24 @@ class Engines:
         states = await self._ask_all(lambda engine: engine.explain(request_ids))
         return [state for some in states for state in some]
 
-    async def _ask_all(self, ask: Callable[[EngineHandle], Awaitable[Answer]]) -> list[Answer]:
-        """Call every engine; return the answers, without those of engines that are removed meanwhile."""
+    async def show_requests(self) -> list[tuple[int, LiveReport]]:
+        """Return the index of each engine, and its report with its requests."""
+
+        async def ask(engine: EngineHandle) -> tuple[int, LiveReport]:
+            return engine.index, await engine.show_turns(ALL_KNOWN, shows_requests=True, shows_tree=False)
+
+        return await self._ask_all(ask)
+
+    async def show_prefix(self, index: int, number: int) -> list[int]:
+        """Return the first token ids of an edge of an engine's prefix tree; empty: the edge or the engine is gone."""
+        asked = [engine for engine in self if engine.index == index]
+        found = await self._ask_all(lambda engine: engine.show_prefix(number), asked)
+        return found[0] if found else []
+
+    async def _ask_all(
+        self, ask: Callable[[EngineHandle], Awaitable[Answer]], engines: Iterable[EngineHandle] | None = None
+    ) -> list[Answer]:
+        """Call engines, all by default; return the answers, without those of engines that are removed meanwhile."""
 
         async def ask_one(engine: EngineHandle) -> list[Answer]:
             try:
@@ -89,4 +106,8 @@ class Engines:
                     raise
                 return []
 
-        return [answer for some in await asyncio.gather(*map(ask_one, self)) for answer in some]
+        return [
+            answer
+            for some in await asyncio.gather(*map(ask_one, self if engines is None else engines))
+            for answer in some
+        ]

@@ -86,8 +86,7 @@ class EngineRoutes:
         if tenant_of(request.scope):
             raise Forbidden("cached prefixes come from the prompts of all keys; a server of several keys shows none")
         index, number = _number(request, "index"), _number(request, "number")
-        engine = next((one for one in self._context.engines if one.index == index), None)
-        tokens = [] if engine is None else await engine.show_prefix(number)
+        tokens = await self._context.engines.show_prefix(index, number)
         if not tokens:
             raise NotFound("no such prefix: it was evicted or has grown; GET /live names those that are there")
         return json_response(Prefix(tokens, await self._context.client.decode(tokens)))

@@ -11,9 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenmill.core.errors import NotFound
-from tokenmill.core.live import ALL_KNOWN, LiveRequest
+from tokenmill.core.live import LiveRequest
 from tokenmill.core.request import RequestStatus
-from tokenmill.serving.replicas.engine_handle import EngineHandle
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.http.errors import Forbidden, ServerBusy
 from tokenmill.serving.server.http.json_response import json_response
@@ -76,9 +75,10 @@ class LiveRoutes:
 
     async def requests(self, _request: Request) -> Response:
         """List the requests that the engines have, those with rows first, at most 512 of each engine."""
-        found = await asyncio.gather(*map(_open_requests, self._context.engines))
-        counts, lists = [count for count, _ in found], [one for _, some in found for one in some]
-        return json_response({"object": "list", "data": lists, "num_requests": sum(counts)})
+        found = await self._context.engines.show_requests()
+        shown = [_shown(one, index, report.now) for index, report in found for one in report.requests or ()]
+        count = sum(report.num_requests for _, report in found)
+        return json_response({"object": "list", "data": shown, "num_requests": count})
 
 
 class _LiveStream(Response):
@@ -111,12 +111,6 @@ class _LiveStream(Response):
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _open_requests(engine: EngineHandle) -> tuple[int, list[OpenRequest]]:
-    """Return how many requests an engine has, and the first of them."""
-    report = await engine.show_turns(ALL_KNOWN, shows_requests=True, shows_tree=False)
-    return report.num_requests, [_shown(one, engine.index, report.now) for one in report.requests or ()]
 
 
 def _shown(request: LiveRequest, engine: int, now: float) -> OpenRequest:
