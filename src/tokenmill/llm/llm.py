@@ -121,9 +121,9 @@ class LLM(PooledMethods):
         wishes = {"template_options": template, "priority": rank, "lora_request": adapter}
         output = self.start(inbox, prompt, sampling_params, wishes)
         try:
-            unfinished = [output]
+            unfinished = dict.fromkeys(output.request_ids, output)
             while unfinished:
-                deltas, unfinished = self._local.advance(unfinished, inbox)
+                deltas, _ = self._local.advance(unfinished, inbox)
                 yield from deltas
         finally:
             self._local.abort([output])
@@ -302,9 +302,10 @@ class LLM(PooledMethods):
 
     def _wait(self, outputs: list[RequestOutput], inbox: Inbox, use_tqdm: bool) -> None:
         """Run steps until all results are finished."""
-        unfinished = outputs
+        unfinished = {request_id: output for output in outputs for request_id in output.request_ids}
+        num_ended = 0
         with open_progress(len(outputs), use_tqdm) as progress:
             while unfinished:
-                deltas, unfinished = self._local.advance(unfinished, inbox)
-                num_tokens = sum(len(delta.token_ids) for delta in deltas)
-                progress.update(len(outputs) - len(unfinished), num_tokens)
+                deltas, num_more = self._local.advance(unfinished, inbox)
+                num_ended += num_more
+                progress.update(num_ended, sum(len(delta.token_ids) for delta in deltas))

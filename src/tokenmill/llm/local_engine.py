@@ -128,21 +128,24 @@ class LocalEngine:
         with self.turns, interrupts_deferred():
             return self._publish(self.engine.step())
 
-    def advance(
-        self, outputs: list[RequestOutput], inbox: Inbox
-    ) -> tuple[list[messages.TextOutput], list[RequestOutput]]:
+    def advance(self, unfinished: dict[str, RequestOutput], inbox: Inbox) -> tuple[list[messages.TextOutput], int]:
         """Run one step, unless steps of other threads have already brought deltas or ended all these results.
 
+        Args:
+            unfinished: results by the engine's ids of their continuations; those that have ended are taken out.
+
         Returns:
-            The deltas that were in the inbox, and the results that are not finished.
+            The deltas that were in the inbox, and the number of results that have ended with them.
         """
         with self.turns:
-            if not inbox and not all(output.finished for output in outputs):
+            if not inbox and not all(output.finished for output in unfinished.values()):
                 self.step()
             deltas = [inbox.popleft() for _ in range(len(inbox))]
-            if not deltas or any(delta.finish_reason is not None for delta in deltas):
-                outputs = [output for output in outputs if not output.finished]
-            return deltas, outputs
+            ids = [delta.id for delta in deltas if delta.finish_reason is not None]
+            if not deltas:
+                ids = [request_id for request_id, output in unfinished.items() if output.finished]
+            changed = [output for output in (unfinished.pop(one, None) for one in ids) if output is not None]
+            return deltas, len({output.request_id for output in changed if output.finished})
 
     def abort(self, outputs: Iterable[RequestOutput]) -> None:
         """Abort the open requests of these results, which an exception or an early end of a loop has left.
