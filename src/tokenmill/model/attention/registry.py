@@ -59,12 +59,12 @@ class AttentionChoice(msgspec.Struct, frozen=True):
         backends = [self._make(config, sizes[config.spec.is_windowed], arrays) for config in self.config.groups]
         if len(backends) == 1:
             return backends[0]
-        are_windowed = [config.spec.is_windowed for config in self.config.groups]
+        specs = [config.spec for config in self.config.groups]
         if not self.prompts.is_for_gpus:
-            return GroupedAttention(backends, are_windowed)
+            return GroupedAttention(backends, specs)
         from tokenmill.model.attention.paged import PagedAttention
 
-        return GroupedPagedAttention([one for one in backends if isinstance(one, PagedAttention)], are_windowed)
+        return GroupedPagedAttention([one for one in backends if isinstance(one, PagedAttention)], specs)
 
     def _make(self, config: AttentionConfig, num_pages: int, arrays: ArrayLibrary | None) -> AttentionBackend:
         """Make the backend of a group."""

@@ -1,5 +1,7 @@
-"""Gemma 4: heads of two sizes, KV that later layers read again, embeddings for each layer, capped logits.
+"""Gemma 4: heads of two sizes, capped logits; small models have embeddings for each layer, and KV that is read again.
 
+In the larger ones the values of layers that attend to all are their keys, and the tokens of one image see each other in
+layers with a window. In the 26B-A4B experts stand beside each layer's feed-forward block.
 Per-layer embeddings are `models.per_layer`. The tower for sound is left out.
 """
 
@@ -11,7 +13,8 @@ from types import MappingProxyType
 import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec, PerLayerSpec, SelfAttentionSpec
-from tokenmill.model.architecture.mlp_spec import MlpSpec
+from tokenmill.model.architecture.mlp_spec import ExpertStack, MlpSpec, MoeSpec
+from tokenmill.model.architecture.norm_spec import NormSpec
 from tokenmill.model.architecture.rope_spec import ProportionalScaling, RopeSpec
 from tokenmill.model.models.config_reader import ConfigReader
 from tokenmill.model.models.decoder_config import decoder, read_depth, read_norm, refuse
@@ -19,7 +22,8 @@ from tokenmill.model.models.families import gemma3
 from tokenmill.model.models.family import Family
 from tokenmill.model.models.layer_kinds import windows_but_every_sixth
 from tokenmill.model.models.rope_config import rope_part
-from tokenmill.model.models.weight_names import beside_a_tower
+from tokenmill.model.models.mlp_config import MOST_EXPERTS
+from tokenmill.model.models.weight_names import beside_a_tower, stack_beside_a_tower
 
 NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -31,13 +35,24 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "per_layer_gate": "model.layers.{layer}.per_layer_input_gate",
         "per_layer_output": "model.layers.{layer}.per_layer_projection",
         "per_layer_out_norm": "model.layers.{layer}.post_per_layer_input_norm",
+        **{f"shared_{role}": gemma3.NAMES[role] for role in ("gate", "up", "down")},
+        "shared_out_norm": "model.layers.{layer}.post_feedforward_layernorm_1",
+        "mixture": "model.layers.{layer}.router",
+        "router": "model.layers.{layer}.router.proj",
+        "expert_norm": "model.layers.{layer}.pre_feedforward_layernorm_2",
+        "expert_out_norm": "model.layers.{layer}.post_feedforward_layernorm_2",
+        "expert_gate": "model.layers.{layer}.experts.{expert}.gate_proj",
+        "expert_up": "model.layers.{layer}.experts.{expert}.up_proj",
+        "expert_down": "model.layers.{layer}.experts.{expert}.down_proj",
     }
 )
+STACK = ExpertStack("model.layers.{layer}.experts.gate_up_proj", "model.layers.{layer}.experts.down_proj")
 
 
 def read(config: ConfigReader) -> Architecture:
     """Read the decoder."""
-    refuse(config, "use_bidirectional_attention", "attention_k_eq_v", "enable_moe_block")
+    if config.raw("use_bidirectional_attention") != "vision":
+        refuse(config, "use_bidirectional_attention")
     num_layers, max_position = read_depth(config)
     has_cap = config.raw("final_logit_softcapping") is not None
     return decoder(
@@ -62,8 +77,8 @@ def _layers(config: ConfigReader, num_layers: int) -> list[LayerSpec]:
     ropes = {True: _full_rope(config), False: _rope(config, "sliding_attention", 10000.0, "default")[0]}
     if config.raw("hidden_activation") != "gelu_pytorch_tanh":
         raise config.error(f"hidden_activation {config.raw('hidden_activation')!r} is not supported")
-    width = config.integer("intermediate_size")
-    wide = width * (2 if config.boolean("use_double_wide_mlp", False) else 1)
+    values_are_keys = config.boolean("attention_k_eq_v", False)
+    spans_see_ahead = config.raw("use_bidirectional_attention") == "vision"
     return [
         LayerSpec(
             SelfAttentionSpec(
@@ -78,8 +93,10 @@ def _layers(config: ConfigReader, num_layers: int) -> list[LayerSpec]:
                 output_bias=biases,
                 norms_values=True,
                 kv_from=source,
+                values_are_keys=values_are_keys and window is None,
+                spans_see_ahead=spans_see_ahead and window is not None,
             ),
-            MlpSpec(width if source is None else wide, activation="gelu"),
+            _mlp(config, norm, source),
             norm,
             has_out_norms=True,
             per_layer_size=config.integer("hidden_size_per_layer_input", low=0),
@@ -87,6 +104,28 @@ def _layers(config: ConfigReader, num_layers: int) -> list[LayerSpec]:
         )
         for (num_kv_heads, head_dim), window, source in zip(heads, windows, sources, strict=True)
     ]
+
+
+def _mlp(config: ConfigReader, norm: NormSpec, source: int | None) -> MlpSpec | MoeSpec:
+    """Read the feed-forward block of a layer; `source`: the layer whose KV it reads, if it has none of its own."""
+    is_wide = source is not None and config.boolean("use_double_wide_mlp", False)
+    size = config.integer("intermediate_size") * (2 if is_wide else 1)
+    if not config.boolean("enable_moe_block", False):
+        return MlpSpec(size, activation="gelu")
+    num_experts, chosen = config.integer("num_experts", high=MOST_EXPERTS), config.integer("top_k_experts")
+    if num_experts < chosen:
+        raise config.error(f"top_k_experts ({chosen}) must not exceed num_experts ({num_experts})")
+    return MoeSpec(
+        num_experts,
+        chosen,
+        config.integer("moe_intermediate_size"),
+        norm_topk_prob=True,
+        activation="gelu",
+        shared_size=size,
+        has_shared_gate=False,
+        norm=norm,
+        has_scales=True,
+    )
 
 
 def _per_layer(config: ConfigReader) -> PerLayerSpec | None:
@@ -106,6 +145,8 @@ def _heads(config: ConfigReader, layer: int, is_full: bool) -> tuple[int, int]:
     said = config.raw("per_layer_config")
     if said is None:
         head_dim = config.integer("global_head_dim", 512) if is_full else head_dim
+        if is_full and config.boolean("attention_k_eq_v", False):
+            num_kv_heads = config.integer("num_global_key_value_heads", num_kv_heads)
     elif not isinstance(said, dict) or not isinstance(said.get(str(layer), {}), dict):
         raise config.error("per_layer_config must be an object of objects")
     else:
@@ -171,6 +212,7 @@ _ALONE = Family(
         "eos_token_id": 1,
     },
     weight_names=NAMES,
+    expert_stack=STACK,
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -180,6 +222,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             _ALONE,
             has_text_config=True,
             weight_names=beside_a_tower(NAMES),
+            expert_stack=stack_beside_a_tower(STACK),
             other_weights=("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
             takes_images=True,
         ),
