@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "smollm3": MODEL_ARCH.SMOLLM3,
     "granite": MODEL_ARCH.GRANITE,
     "gemma3": MODEL_ARCH.GEMMA3,
+    "gemma4_moe": MODEL_ARCH.GEMMA4,
     "phi3": MODEL_ARCH.PHI3,
     "gpt_oss": MODEL_ARCH.GPT_OSS,
     "lfm2": MODEL_ARCH.LFM2,
@@ -78,15 +79,19 @@ def write_gguf(
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(kv_heads(config))
-    writer.add_key_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-    writer.add_value_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    for per_layer in (config.get("per_layer_config") or {}).values():
+        head_dim = per_layer["head_dim"]
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
-    writer.add_rope_freq_base({"gemma3": 1e6, "gpt_oss": 150000.0, "lfm2": 1e6, "lfm2_moe": 1e6}.get(family, 10000.0))
+    writer.add_rope_freq_base({"gemma3": 1e6, "gpt_oss": 150000.0, "lfm2": 1e6, "lfm2_moe": 1e6, "gemma4_moe": 1e6}.get(family, 10000.0))
     writer.add_vocab_size(config["vocab_size"])
     add_own(writer, family, config)
     names = get_tensor_name_map(ARCHITECTURES[family], config["num_hidden_layers"])
     stacked: dict[str, list[np.ndarray]] = {}
-    change = {"granite_hybrid": of_granite_hybrid, "lfm2_moe": of_lfm2_moe}.get(family, unstacked)
+    changes = {"granite_hybrid": of_granite_hybrid, "lfm2_moe": of_lfm2_moe, "gemma4_moe": of_gemma4}
+    change = changes.get(family, unstacked)
     for stored, tensor in change(tensors, config).items():
         name, values = stored, tensor.float().numpy()
         if family in ("llama", "smollm3", "granite", "granite_hybrid", "arcee") and name.endswith(
@@ -103,6 +108,7 @@ def write_gguf(
         spelled = name.replace("sinks", "sinks.weight").replace("expert_bias", "expert_bias.bias")
         module, suffix = re.sub(r"\.experts\.\d+", ".experts", spelled).rsplit(".", 1)
         written = names.get_name(spelled) or f"{names.get_name(module)}.{suffix}"
+        written = name if name.startswith("blk.") else written
         stacked.setdefault(written, []).append(values)
     for name, parts in stacked.items():
         values = np.stack(parts) if len(parts) > 1 else parts[0]
@@ -143,6 +149,8 @@ def of_mtp(tensors: dict[str, Any], layer: int) -> tuple[dict[str, np.ndarray], 
 def kv_heads(config: dict[str, Any]) -> int | list[int]:
     """Those of each layer, where some have no attention."""
     count, kinds = config["num_key_value_heads"], config.get("layer_types") or []
+    if own := config.get("per_layer_config"):
+        return [own.get(str(layer), {}).get("num_key_value_heads", count) for layer in range(len(kinds))]
     other = "linear_attention" if "mamba_n_heads" in config else "conv"
     return [0 if kind == other else count for kind in kinds] if other in kinds else count
 
@@ -162,6 +170,8 @@ def add_own(writer: GGUFWriter, family: str, config: dict[str, Any]) -> None:
         add_llama3_factors(writer, config)
     if family in ("gemma3", "gpt_oss"):
         writer.add_sliding_window(config["sliding_window"])
+    if family == "gemma4_moe":
+        add_gemma4(writer, config)
     if family == "granite_hybrid":
         add_granite_hybrid(writer, config)
     if family == "lfm2_moe":
@@ -177,6 +187,44 @@ def add_own(writer: GGUFWriter, family: str, config: dict[str, Any]) -> None:
         add_phi3_rope(writer, config)
     if family == "gpt_oss":
         add_gpt_oss(writer, config)
+
+
+def add_gemma4(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    writer.add_shared_kv_layers(0)
+    writer.add_embedding_length_per_layer_input(0)
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+    (full,) = {own["head_dim"] for own in config["per_layer_config"].values()}
+    writer.add_rope_dimension_count(full)
+    writer.add_rope_dimension_count_swa(config["head_dim"])
+    writer.add_rope_freq_base_swa(10000.0)
+    share = config["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+    turning = int(full * share / 2)
+    writer.add_tensor("rope_freqs.weight", np.array([1.0] * turning + [1e30] * (full // 2 - turning), np.float32))
+    if config["enable_moe_block"]:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+
+def of_gemma4(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Scales by the names that the converter gives them, and what has no suffix with one."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        layer = re.sub(r"model\.layers\.(\d+)\..*", r"blk.\1", name)
+        match name.rpartition(".")[2]:
+            case "scale":
+                found[f"{layer}.ffn_gate_inp.scale"] = tensor
+            case "per_expert_scale":
+                found[f"{layer}.ffn_down_exps.scale"] = tensor
+            case "layer_scalar" | "gate_up_proj" | "down_proj":
+                found[f"{name}.weight"] = tensor
+            case _:
+                found[name] = tensor
+    return found
 
 
 def add_qwen35(writer: GGUFWriter, config: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,7 @@ from tokenmill.model.models.config_reader import ConfigReader
 from tokenmill.model.models.decoder_config import decoder, read_depth, read_norm, refuse
 from tokenmill.model.models.families import gemma3
 from tokenmill.model.models.family import Family
+from tokenmill.model.models.gguf_table import GGUF_NAMES, GgufHeader, GgufTable
 from tokenmill.model.models.layer_kinds import windows_but_every_sixth
 from tokenmill.model.models.rope_config import rope_part
 from tokenmill.model.models.mlp_config import MOST_EXPERTS
@@ -133,6 +135,8 @@ def _per_layer(config: ConfigReader) -> PerLayerSpec | None:
     size = config.integer("hidden_size_per_layer_input", low=0)
     if not size:
         return None
+    if config.has("gguf_architecture"):
+        raise config.error("per-layer embeddings (E2B, E4B) are not read from GGUF files; serve the safetensors")
     vocab_size = config.integer("vocab_size_per_layer_input")
     if vocab_size < config.integer("vocab_size"):
         raise config.error(f"vocab_size_per_layer_input ({vocab_size}) must not be below vocab_size")
@@ -192,6 +196,50 @@ def _full_rope(config: ConfigReader) -> RopeSpec:
     return RopeSpec(plain.theta, ProportionalScaling(share, part.number("factor", 1.0)))
 
 
+def _gguf_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return heads by layer, both ropes, the experts, and whether values are keys: then full layers have no values."""
+
+    def said(key: str) -> Any:
+        return header.metadata.get(f"gemma4.{key}")
+
+    windows = list(said("attention.sliding_window_pattern") or ())
+    heads = fields.get("num_key_value_heads")
+    heads = list(heads) if isinstance(heads, list) else [heads] * len(windows)
+    full = [layer for layer, has_window in enumerate(windows) if not has_window]
+    own = {str(layer): {"head_dim": fields.get("head_dim"), "num_key_value_heads": heads[layer]} for layer in full}
+    factors = header.floats("rope_freqs.weight") or [1.0]
+    turning = {"partial_rotary_factor": sum(factor == 1.0 for factor in factors) / len(factors)}
+    return {
+        "layer_types": ["sliding_attention" if has_window else "full_attention" for has_window in windows],
+        "head_dim": said("attention.key_length_swa"),
+        "num_key_value_heads": next((heads[layer] for layer in range(len(windows)) if windows[layer]), None),
+        "per_layer_config": own,
+        "attention_k_eq_v": bool(full) and f"blk.{full[0]}.attn_v.weight" not in header.tensors,
+        "num_kv_shared_layers": said("attention.shared_kv_layers") or 0,
+        "hidden_size_per_layer_input": said("embedding_length_per_layer_input") or 0,
+        "final_logit_softcapping": said("final_logit_softcapping"),
+        "enable_moe_block": bool(fields.get("num_experts")),
+        "top_k_experts": fields.get("num_experts_per_tok"),
+        "rope_scaling": None,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": fields.get("rope_theta"), **turning},
+            "sliding_attention": {"rope_type": "default", "rope_theta": fields.get("rope_local_base_freq", 10000.0)},
+        },
+    }
+
+
+GGUF: Mapping[str, str] = MappingProxyType(
+    {
+        **GGUF_NAMES,
+        "layer": "blk.{layer}",
+        **{f"shared_{role}": GGUF_NAMES[role] for role in ("gate", "up", "down")},
+        "shared_out_norm": "blk.{layer}.post_ffw_norm_1",
+        "mixture": "blk.{layer}.ffn_gate_inp",
+        "expert_norm": "blk.{layer}.pre_ffw_norm_2",
+        "expert_out_norm": "blk.{layer}.post_ffw_norm_2",
+    }
+)
+"""Role of a weight -> its name in a GGUF file."""
 _ALONE = Family(
     read=read,
     defaults={
@@ -213,6 +261,13 @@ _ALONE = Family(
     },
     weight_names=NAMES,
     expert_stack=STACK,
+    gguf=GgufTable(
+        "gemma4",
+        GGUF,
+        kinds={"layer_scalar": "layer_output_scale.weight", "per_expert_scale": "ffn_down_exps.scale"},
+        fields=_gguf_fields,
+        joined=dict.fromkeys(("expert_gate", "expert_up"), "blk.{layer}.ffn_gate_up_exps"),
+    ),
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -221,6 +276,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Gemma4ForConditionalGeneration": msgspec.structs.replace(
             _ALONE,
             has_text_config=True,
+            gguf=None,
             weight_names=beside_a_tower(NAMES),
             expert_stack=stack_beside_a_tower(STACK),
             other_weights=("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
