@@ -341,7 +341,7 @@ class LayerNorms:
     def __init__(self, attention: Norm, attention_out: Norm, mlp: Norm, mlp_out: Norm, are_of_sums: bool) -> None: ...
 
 class DecoderAttention:
-    """The attention of one layer; `gate`: whose sigmoid multiplies what it gives; `repeated`: numbers of k that are v."""
+    """The attention of one layer; `gate`: its sigmoid multiplies what it gives; `repeated`: numbers of k that are v."""
 
     def __init__(
         self, group: int, qkv: Projection, layer: AttentionLayer, gate: Projection | None, repeated: int

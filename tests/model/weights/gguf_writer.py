@@ -20,6 +20,7 @@ from gguf import (
     GGMLQuantizationType,
     GGUFWriter,
     RopeScalingType,
+    TensorNameMap,
     TokenType,
     get_tensor_name_map,
     quants,
@@ -47,6 +48,7 @@ ARCHITECTURES = {
 }
 
 
+ROPE_BASES = {"gpt_oss": 150000.0, **dict.fromkeys(("gemma3", "gemma4_moe", "lfm2", "lfm2_moe"), 1e6)}
 # Kept as floats, though some have two dimensions.
 PLAIN = (".bias", "conv.weight", "conv1d.weight", "norm.weight", "ssm_a", "ssm_d")
 
@@ -79,19 +81,17 @@ def write_gguf(
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(kv_heads(config))
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    for per_layer in (config.get("per_layer_config") or {}).values():
-        head_dim = per_layer["head_dim"]
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    writer.add_key_length(head_size(config))
+    writer.add_value_length(head_size(config))
     writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
-    writer.add_rope_freq_base({"gemma3": 1e6, "gpt_oss": 150000.0, "lfm2": 1e6, "lfm2_moe": 1e6, "gemma4_moe": 1e6}.get(family, 10000.0))
+    writer.add_rope_freq_base(ROPE_BASES.get(family, 10000.0))
     writer.add_vocab_size(config["vocab_size"])
     add_own(writer, family, config)
     names = get_tensor_name_map(ARCHITECTURES[family], config["num_hidden_layers"])
     stacked: dict[str, list[np.ndarray]] = {}
-    changes = {"granite_hybrid": of_granite_hybrid, "lfm2_moe": of_lfm2_moe, "gemma4_moe": of_gemma4}
-    change = changes.get(family, unstacked)
+    change = {"granite_hybrid": of_granite_hybrid, "lfm2_moe": of_lfm2_moe, "gemma4_moe": of_gemma4}.get(
+        family, unstacked
+    )
     for stored, tensor in change(tensors, config).items():
         name, values = stored, tensor.float().numpy()
         if family in ("llama", "smollm3", "granite", "granite_hybrid", "arcee") and name.endswith(
@@ -105,11 +105,7 @@ def write_gguf(
             name, values = of_qwen35(name, values, config)
         is_thin = name.endswith(("conv.conv.weight", "conv1d.weight", "shared_expert_gate.weight"))
         values = values.squeeze() if is_thin else values
-        spelled = name.replace("sinks", "sinks.weight").replace("expert_bias", "expert_bias.bias")
-        module, suffix = re.sub(r"\.experts\.\d+", ".experts", spelled).rsplit(".", 1)
-        written = names.get_name(spelled) or f"{names.get_name(module)}.{suffix}"
-        written = name if name.startswith("blk.") else written
-        stacked.setdefault(written, []).append(values)
+        stacked.setdefault(written_name(name, names), []).append(values)
     for name, parts in stacked.items():
         values = np.stack(parts) if len(parts) > 1 else parts[0]
         if kind is not None and values.ndim > 1 and not name.endswith(PLAIN):
@@ -124,6 +120,15 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def written_name(name: str, names: TensorNameMap) -> str:
+    """A tensor's name in the file; one name for all experts of a layer."""
+    if name.startswith("blk."):
+        return name
+    spelled = name.replace("sinks", "sinks.weight").replace("expert_bias", "expert_bias.bias")
+    module, suffix = re.sub(r"\.experts\.\d+", ".experts", spelled).rsplit(".", 1)
+    return names.get_name(spelled) or f"{names.get_name(module)}.{suffix}"
 
 
 def unread_layers(first: int, count: int) -> dict[str, np.ndarray]:
@@ -144,6 +149,12 @@ def of_mtp(tensors: dict[str, Any], layer: int) -> tuple[dict[str, np.ndarray], 
             written = names.get_name(stem.replace("layers.0", f"model.layers.{layer}"))
         found[f"{written}.{kind}"] = values + 1 if "norm" in stem else values
     return found, others
+
+
+def head_size(config: dict[str, Any]) -> int:
+    """That of layers which attend to all, where some have another."""
+    own = [layer["head_dim"] for layer in (config.get("per_layer_config") or {}).values()]
+    return own[0] if own else config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
 
 
 def kv_heads(config: dict[str, Any]) -> int | list[int]:
@@ -197,7 +208,7 @@ def add_gemma4(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     writer.add_key_length_swa(config["head_dim"])
     writer.add_value_length_swa(config["head_dim"])
-    (full,) = {own["head_dim"] for own in config["per_layer_config"].values()}
+    full = head_size(config)
     writer.add_rope_dimension_count(full)
     writer.add_rope_dimension_count_swa(config["head_dim"])
     writer.add_rope_freq_base_swa(10000.0)

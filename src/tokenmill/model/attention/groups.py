@@ -1,5 +1,5 @@
-"""Attention for layers with heads of several shapes, some of which see whole images, or with pages that are freed behind
-a window: one backend per group, with its own KV memory.
+"""Attention for layers with heads of several shapes, of which some see whole images, or with pages that are freed
+behind a window: one backend per group, with its own KV memory.
 
 A page id stands for a page in the memory of each group, except for the window groups, which have ids of their own. A
 model with one group has its backend alone.

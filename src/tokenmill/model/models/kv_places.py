@@ -25,7 +25,7 @@ class KVPlace(msgspec.Struct, frozen=True):
 
 
 Kind = tuple[int, int, int, bool, bool]
-"""Heads, KV heads, head size, whether its pages are of the window group, and whether an image's tokens see each other."""
+"""Heads, KV heads, head size; whether its pages are of the window group, and an image's tokens see each other."""
 
 
 def kv_groups(attentions: Sequence[SelfAttentionSpec | None]) -> dict[Kind, int]:

@@ -72,7 +72,8 @@ class MoE:
         self.shared_gate: Linear | None = None
         if spec.shared_size:
             shared = MlpSpec(spec.shared_size, activation=spec.activation)
-            self.shared = MLP(shared, hidden_size, kernels, collective, "shared_")
+            # A block beside the experts has the names of a dense layer's.
+            self.shared = MLP(shared, hidden_size, kernels, collective, "shared_" if spec.norm is None else "")
         if spec.shared_size and spec.has_shared_gate:
             self.shared_gate = Linear(hidden_size, {"shared_switch": Part.whole(1)}, False, kernels, WeightRole.ROUTER)
         self.scores = None if spec.sigmoid is None else _scores(spec.sigmoid, spec.num_experts, kernels)

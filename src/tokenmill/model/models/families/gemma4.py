@@ -23,8 +23,8 @@ from tokenmill.model.models.families import gemma3
 from tokenmill.model.models.family import Family
 from tokenmill.model.models.gguf_table import GGUF_NAMES, GgufHeader, GgufTable
 from tokenmill.model.models.layer_kinds import windows_but_every_sixth
-from tokenmill.model.models.rope_config import rope_part
 from tokenmill.model.models.mlp_config import MOST_EXPERTS
+from tokenmill.model.models.rope_config import rope_part
 from tokenmill.model.models.weight_names import beside_a_tower, stack_beside_a_tower
 
 NAMES: Mapping[str, str] = MappingProxyType(
@@ -37,7 +37,6 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "per_layer_gate": "model.layers.{layer}.per_layer_input_gate",
         "per_layer_output": "model.layers.{layer}.per_layer_projection",
         "per_layer_out_norm": "model.layers.{layer}.post_per_layer_input_norm",
-        **{f"shared_{role}": gemma3.NAMES[role] for role in ("gate", "up", "down")},
         "shared_out_norm": "model.layers.{layer}.post_feedforward_layernorm_1",
         "mixture": "model.layers.{layer}.router",
         "router": "model.layers.{layer}.router.proj",
@@ -232,7 +231,6 @@ GGUF: Mapping[str, str] = MappingProxyType(
     {
         **GGUF_NAMES,
         "layer": "blk.{layer}",
-        **{f"shared_{role}": GGUF_NAMES[role] for role in ("gate", "up", "down")},
         "shared_out_norm": "blk.{layer}.post_ffw_norm_1",
         "mixture": "blk.{layer}.ffn_gate_inp",
         "expert_norm": "blk.{layer}.pre_ffw_norm_2",

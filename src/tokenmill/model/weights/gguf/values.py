@@ -73,8 +73,8 @@ LAYER_MATRIX = re.compile(
 )
 VOCABULARY = ("token_embd.weight", "output.weight")
 # The roles of matrices that have each its own format; of those side by side the halves of a gated product share one.
-ROLES = ("q", "k", "v", "output", "down", "shared_down", "expert_down")
-PAIRS = (("gate", "up"), ("shared_gate", "shared_up"), ("expert_gate", "expert_up"))
+ROLES = ("q", "k", "v", "output", "down", "expert_down")
+PAIRS = (("gate", "up"), ("expert_gate", "expert_up"))
 
 
 def packed_formats(file: GgufFile) -> PackedFormats:
