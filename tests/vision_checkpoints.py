@@ -209,7 +209,7 @@ GEMMA4_LARGE: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "use_bidirectional_attention": "vision",
 }
-"""What the text model of a 26B-A4B has otherwise."""
+"""Fields of the text model in which a 26B-A4B differs."""
 
 
 def make_gemma4_checkpoint(
