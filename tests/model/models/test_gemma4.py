@@ -89,6 +89,8 @@ def test_a_published_form_of_a_large_config_has_the_size_of_transformers(name: s
     heads = 5 * config["num_key_value_heads"] * 256 + config["num_global_key_value_heads"] * 512
     assert architecture.kv_bytes_per_token(2) == 2 * 2 * full * heads
     check_size(architecture, 2)
+    with pytest.raises(InvalidConfig, match="cannot be shared evenly"):
+        check_size(architecture, 3)
     idle = sum(layer.mlp.num_idle_parameters(2816) for layer in architecture.layers if isinstance(layer.mlp, MoeSpec))
     assert (architecture.num_parameters() - idle) // 10**8 == {"31B": 306, "26B-A4B": 38}[name]
 

@@ -112,6 +112,8 @@ class MoeSpec(msgspec.Struct, frozen=True):
 
     def obstacle(self, size: int, sums: bool) -> str | None:
         """Return why `size` ranks cannot share it: each has whole experts or, of ranks that sum, a part of each."""
+        if self.shared_size and (obstacle := MlpSpec(self.shared_size).obstacle(size, sums)):
+            return obstacle
         if sums:
             return MlpSpec(self.size).obstacle(size, sums)
         return f"it has {self.num_experts} experts, and each is whole on a rank" if self.num_experts < size else None
