@@ -59,12 +59,12 @@ class AttentionChoice(msgspec.Struct, frozen=True):
         backends = [self._make(config, sizes[config.spec.is_windowed], arrays) for config in self.config.groups]
         if len(backends) == 1:
             return backends[0]
-        specs = [config.spec for config in self.config.groups]
+        are_windowed = [config.spec.is_windowed for config in self.config.groups]
         if not self.prompts.is_for_gpus:
-            return GroupedAttention(backends, specs)
+            return GroupedAttention(backends, are_windowed)
         from tokenmill.model.attention.paged import PagedAttention
 
-        return GroupedPagedAttention([one for one in backends if isinstance(one, PagedAttention)], specs)
+        return GroupedPagedAttention([one for one in backends if isinstance(one, PagedAttention)], are_windowed)
 
     def _make(self, config: AttentionConfig, num_pages: int, arrays: ArrayLibrary | None) -> AttentionBackend:
         """Make the backend of a group."""
@@ -86,7 +86,8 @@ class AttentionChoice(msgspec.Struct, frozen=True):
         from tokenmill.model.attention.tensor_kv import TokenMajorKV
 
         assert isinstance(kv, TokenMajorKV) and prompts.make_paged and decodes.make_paged, "a hybrid is for GPUs"
-        return PagedAttention(kv, prompts.make_paged(config)[0], *decodes.make_paged(config)[1:])
+        parts = prompts.make_paged(config)[0], *decodes.make_paged(config)[1:]
+        return PagedAttention(kv, *parts, sees_spans=config.spec.spans_see_ahead)
 
 
 def choose_attention(name: str, config: AttentionConfig) -> AttentionChoice:
