@@ -9,8 +9,8 @@ namespace nb = nanobind;
 namespace tokenmill {
 
 static void make_attention(DecoderAttention* self, int group, const Projection& qkv, const AttentionLayer& layer,
-                           const Projection* gate) {
-  new (self) DecoderAttention{group, qkv, {}, layer, gate ? *gate : Projection{}};
+                           const Projection* gate, int64_t repeated) {
+  new (self) DecoderAttention{group, qkv, {}, layer, gate ? *gate : Projection{}, repeated};
 }
 
 static void norm_heads(DecoderAttention& self, Address q, int64_t q_size, Address k, int64_t k_size, float eps,
@@ -125,7 +125,8 @@ static void bind_states(nb::module_& module) {
 
 static void bind_mixers(nb::module_& module) {
   nb::class_<DecoderAttention>(module, "DecoderAttention")
-      .def("__init__", make_attention, nb::arg("group"), nb::arg("qkv"), nb::arg("layer"), nb::arg("gate").none())
+      .def("__init__", make_attention, nb::arg("group"), nb::arg("qkv"), nb::arg("layer"), nb::arg("gate").none(),
+           nb::arg("repeated"))
       .def("norm_heads", norm_heads, nb::arg("q"), nb::arg("q_size"), nb::arg("k"), nb::arg("k_size"), nb::arg("eps"),
            nb::arg("are_offsets"));
   nb::class_<Recurrence>(module, "Recurrence")
@@ -154,6 +155,13 @@ static void bind_projection(nb::module_& module) {
 }
 
 static void bind_feed_forward(nb::module_& module) {
+  nb::class_<MixtureNorms>(module, "MixtureNorms")
+      .def("__init__",
+           [](MixtureNorms* self, Address router, Address inputs, Address mixed, Address shared, float router_scale) {
+             new (self) MixtureNorms{at<const uint16_t>(router), at<const uint16_t>(inputs),
+                                     at<const uint16_t>(mixed), at<const uint16_t>(shared), router_scale};
+           },
+           nb::arg("router"), nb::arg("inputs"), nb::arg("mixed"), nb::arg("shared"), nb::arg("router_scale"));
   nb::class_<FeedForward>(module, "FeedForward")
       .def("__init__", [](FeedForward* self) { new (self) FeedForward{}; })
       .def("run_all",
@@ -166,14 +174,17 @@ static void bind_feed_forward(nb::module_& module) {
            nb::arg("first"), nb::arg("down"), nb::arg("gate"), nb::arg("activation"))
       .def("mix",
            [](FeedForward& self, const Projection& router, const Experts& experts, int64_t per_token, bool normalizes,
-              const Projection* shared_gate, bool are_sigmoids, Address bias, float scale) {
+              const Projection* shared_gate, bool are_sigmoids, Address bias, float scale, Address scales,
+              const MixtureNorms* norms) {
              const Projection gate = shared_gate ? *shared_gate : Projection{};
              const SigmoidScores sigmoid{are_sigmoids, at<const float>(bias), scale};
-             self.mixture =
-                 std::make_shared<const Mixture>(Mixture{router, experts, per_token, normalizes, sigmoid, gate});
+             const MixtureNorms own = norms ? *norms : MixtureNorms{};
+             self.mixture = std::make_shared<const Mixture>(
+                 Mixture{router, experts, per_token, normalizes, sigmoid, gate, at<const uint16_t>(scales), own});
            },
            nb::arg("router"), nb::arg("experts"), nb::arg("per_token"), nb::arg("normalizes"),
-           nb::arg("shared_gate").none(), nb::arg("are_sigmoids"), nb::arg("bias"), nb::arg("scale"));
+           nb::arg("shared_gate").none(), nb::arg("are_sigmoids"), nb::arg("bias"), nb::arg("scale"),
+           nb::arg("scales"), nb::arg("norms").none());
 }
 
 void bind_decoder(nb::module_& module) {

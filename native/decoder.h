@@ -74,6 +74,7 @@ struct DecoderAttention {
   JointNorms norms;
   AttentionLayer layer;
   Projection gate;  // whose sigmoid multiplies what attention gives; without rows: there is none
+  int64_t repeated;  // numbers of k that are v, too, and are copied behind it; 0: there is a projection to v
 };
 
 // What makes a gated delta network of a convolution.
@@ -112,6 +113,13 @@ struct Recurrence {
   bool is_state_space() const { return space.steps.weights.rows; }
 };
 
+// Norms of a mixture's own: of what the router and the experts take of the hidden states, and of what the experts and the
+// expert of all tokens give.
+struct MixtureNorms {
+  const uint16_t *router, *inputs, *mixed, *shared;  // [hidden]; null: all take what the layer's norm gives
+  float router_scale;                                // of what the router takes
+};
+
 // A mixture of experts; see model/models/moe.py.
 struct Mixture {
   Projection router;
@@ -120,6 +128,8 @@ struct Mixture {
   bool normalizes;         // the weights of a token's experts
   SigmoidScores sigmoid;
   Projection shared_gate;  // of the expert that all tokens go to, the layer's feed-forward block; without rows: absent
+  const uint16_t* scales;  // [experts], factors on their shares; or null
+  MixtureNorms norms;
 };
 
 // The feed-forward block of a layer: a gated pair of projections, or a first one and an activation.

@@ -70,19 +70,25 @@ bool ForwardPass::run_adapted_gate(const DecoderLayer& layer, const Buffer& x) {
 //              meet                                                  meet
 bool ForwardPass::mix_experts(const DecoderLayer& layer, const Buffer& x) {
   const Mixture& own = *layer.block.mixture;
+  const MixtureNorms& norms = own.norms;
+  const bool has_shared = layer.block.is_dense();
+  if (has_shared) run_first(layer, x);
+  if (norms.router) {  // x is read no more: the router and the experts take its place
+    norm(residual_, nullptr, {norms.router, nullptr}, normed_);
+    scale_rows(normed_, norms.router_scale);
+  }
   route(own, x);
+  if (norms.inputs) norm(residual_, nullptr, {norms.inputs, nullptr}, normed_);
   const ExpertsCall call{x.data, x.stride, rows_, own.per_token, chosen_.data(), shares_.data(), mixed_.data};
   std::memset(mixed_.data, 0, rows_ * mixed_.stride * sizeof(uint16_t));
   const bool are_all = own.experts.are_all();
   are_all ? own.experts.mix(call) : own.experts.write_rows(call, expert_rows_.data);
-  const bool has_shared = layer.block.is_dense();
-  if (has_shared) run_first(layer, x);
   if (!meet()) return false;
   if (!are_all) own.experts.add_rows(call, expert_rows_.data);
   if (!has_shared) return true;
   project(layer.block.down, intermediate_, delta_);
   if (!meet()) return false;
-  add_shared(own, x);
+  norms.mixed ? add_normed(norms) : add_shared(own, x);
   return true;
 }
 
@@ -92,6 +98,18 @@ void ForwardPass::route(const Mixture& own, const Buffer& x) {
   shares_.resize(chosen_.size());
   table_.route({qkv_.data, qkv_.stride, rows_, own.router.weights.rows, own.per_token, own.normalizes, chosen_.data(),
                 shares_.data(), own.sigmoid}, threads_);
+  for (size_t i = 0; own.scales && i < chosen_.size(); ++i) {
+    shares_[i] = product_of(shares_[i], own.scales[chosen_[i]]);
+  }
+}
+
+// Norms what a token's experts give, and what that of all tokens gives, and adds them up. Other ranks read delta_ too.
+void ForwardPass::add_normed(const MixtureNorms& norms) {
+  norm(mixed_, nullptr, {norms.mixed, nullptr}, mixed_);
+  norm(delta_, nullptr, {norms.shared, nullptr}, normed_);
+  for (int64_t m = 0; m < rows_; ++m) {
+    table_.scaled_sum({mixed_.row(m), normed_.row(m), 1, 1, decoder_.hidden_size}, threads_);
+  }
 }
 
 // Adds to a token's experts that of all tokens, as far as its gate lets it through, if it has one.

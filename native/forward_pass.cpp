@@ -41,8 +41,9 @@ Strides::Strides(const Decoder& decoder)
     const Recurrence& recurrence = layer.recurrence;
     const int64_t inputs = recurrence.inputs.weights.rows + recurrence.delta.gates.weights.rows +
                            recurrence.space.steps.weights.rows;
-    qkv = std::max({qkv, stride_of(layer.attention.qkv.weights.rows), stride_of(layer.attention.gate.weights.rows),
-                    stride_of(inputs)});
+    const DecoderAttention& attention = layer.attention;
+    qkv = std::max({qkv, stride_of(attention.qkv.weights.rows + attention.repeated),
+                    stride_of(attention.gate.weights.rows), stride_of(inputs)});
     if (layer.pair.norm) pair = stride_of(2 * decoder.hidden_size);
     const bool is_mixed = recurrence.is_delta_net() || recurrence.is_state_space();
     if (is_mixed) intermediate = std::max(intermediate, stride_of(recurrence.channels));

@@ -93,6 +93,7 @@ class ForwardPass {
   bool mix_experts(const DecoderLayer& layer, const Buffer& x);
   void route(const Mixture& own, const Buffer& x);
   void add_shared(const Mixture& own, const Buffer& x);
+  void add_normed(const MixtureNorms& norms);
 
   // --- layer_inputs.cpp
   void make_inputs();

@@ -35,6 +35,10 @@ void ForwardPass::attend(const DecoderLayer& layer, const Buffer& x) {
   project(own.qkv, x, qkv_);
   adapt(layer, ADAPTED_QKV, own.qkv, x, qkv_);
   if (own.norms.q) norm_heads(own.norms);
+  const int64_t width = own.qkv.weights.rows;
+  for (int64_t m = 0; own.repeated && m < rows_; ++m) {
+    std::memcpy(qkv_.row(m) + width, qkv_.row(m) + width - own.repeated, own.repeated * sizeof(uint16_t));
+  }
   auto& [step, plan] = *call_.planned[own.group];
   const Buffer out = attention_out_.from(own_column(layer));
   table_.attention({shape_of(layer), step, plan, own.layer, qkv_.data, qkv_.stride, out.data, out.stride}, threads_);

@@ -66,7 +66,8 @@ SLOW = {
     "model/models": "config_fields gemma3 gemma4 gpt_oss layers logits native_decoder phi3 recurrent",
     "model/structured": "answers cache custom_grammars lazy_calls lazy_rows masks thinking_budgets timing tool_calls",
     "model/vision": (
-        "encoder_outputs experts gemma3 gemma4 images llm native on_device qwen25 qwen25_videos shapes videos"
+        "encoder_outputs experts gemma3 gemma4 gemma4_large images llm native on_device qwen25 qwen25_videos shapes "
+        "videos"
     ),
     "model/weights": "checkpoint encoder_gguf gguf quantized_checkpoints stacked_experts",
     "real": "*",

@@ -198,10 +198,27 @@ GEMMA4_TEMPLATE = GEMMA_TEMPLATE.replace("<start_of_image>", "<image_soft_token>
 GEMMA4_TOKENS = 70
 
 
-def make_gemma4_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, **more: Any) -> Path:
+GEMMA4_LARGE: dict[str, Any] = {
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
+    "use_bidirectional_attention": "vision",
+}
+"""Fields of the text model in which a 26B-A4B differs."""
+
+
+def make_gemma4_checkpoint(
+    folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, *, clips: bool = True, **more: Any
+) -> Path:
     """The same of Gemma 4: per-layer embeddings, axial blocks with bounds, images of 70 tokens at most.
 
     Args:
+        clips: the tower's matrices have bounds.
         more: of the text model.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -236,7 +253,7 @@ def make_gemma4_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = tor
         "num_key_value_heads": 2,
         "head_dim": 12,
         "position_embedding_size": 256,
-        "use_clipped_linears": True,
+        "use_clipped_linears": clips,
         "standardize": True,
     }
     start, end, image = (ids[mark] for mark in GEMMA_MARKS)

@@ -341,9 +341,11 @@ class LayerNorms:
     def __init__(self, attention: Norm, attention_out: Norm, mlp: Norm, mlp_out: Norm, are_of_sums: bool) -> None: ...
 
 class DecoderAttention:
-    """The attention of one layer; `gate`: whose sigmoid multiplies what it gives."""
+    """The attention of one layer; `gate`: its sigmoid multiplies what it gives; `repeated`: numbers of k that are v."""
 
-    def __init__(self, group: int, qkv: Projection, layer: AttentionLayer, gate: Projection | None) -> None: ...
+    def __init__(
+        self, group: int, qkv: Projection, layer: AttentionLayer, gate: Projection | None, repeated: int
+    ) -> None: ...
     def norm_heads(self, q: Address, q_size: int, k: Address, k_size: int, eps: float, are_offsets: bool) -> None:
         """Norm all heads of q together, and those of k."""
 
@@ -398,6 +400,13 @@ class StepStates:
     ) -> None: ...
     def add_drafts(self, drafts: StateRows, kept: list[tuple[Address, Address]]) -> None: ...
 
+class MixtureNorms:
+    """Norms of a mixture's own, [hidden] each; see native/decoder.h."""
+
+    def __init__(
+        self, router: Address, inputs: Address, mixed: Address, shared: Address, router_scale: float
+    ) -> None: ...
+
 class FeedForward:
     """The feed-forward block of a layer: dense, a mixture of experts, or both; see native/decoder.h."""
 
@@ -415,6 +424,8 @@ class FeedForward:
         are_sigmoids: bool,
         bias: Address,
         scale: float,
+        scales: Address,
+        norms: MixtureNorms | None,
     ) -> None:
         """Send each token to some of the experts; a pair of its own is an expert of all tokens, perhaps gated."""
 

@@ -47,6 +47,7 @@ SHAPES: dict[str, dict[str, object]] = {
     "granite": {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True},
     "gemma3": {"sliding_window": 24},
     "gemma4": {"sliding_window": 24, "final_logit_softcapping": 30.0},
+    "gemma4_moe": {"sliding_window": 24, "final_logit_softcapping": 30.0},
     "phi3": {},
     "gpt_oss": {"sliding_window": 24},
     "lfm2": {},

@@ -28,7 +28,7 @@ from tokenmill.model.kernels.native import load_kernels
 from tokenmill.startup.assembly.setup import BuiltEngine, build_engine
 
 SEED = seed_for(__name__)
-FAMILIES = ("gemma3", "gemma4", "gpt_oss")
+FAMILIES = ("gemma3", "gemma4", "gemma4_moe", "gpt_oss")
 HAS_NATIVE = load_kernels(1) is not None
 # Small pools: the window group has room for two windows of 9 (24 for gpt-oss) and a step.
 SMALL = {"num_pages": 60, "max_num_seqs": 4, "max_num_batched_tokens": 32, "page_size": 16, "num_threads": 1}

@@ -38,6 +38,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"num_key_value_heads": 1, "head_dim": 16, "use_sliding_window": True, "sliding_window": 20},
     "qwen3_moe": {"num_key_value_heads": 2, "attention_bias": True, "norm_topk_prob": True},
     "gemma3": {"num_key_value_heads": 2, "head_dim": 16, "layer_types": None},
+    "gemma4_moe": {"num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32, "layer_types": None},
     "phi3": {"num_key_value_heads": 4, "hidden_size": 256},
     "gpt_oss": {"num_key_value_heads": 2, "head_dim": 16, "layer_types": None},
     "arcee": {"num_key_value_heads": 2, "head_dim": 16, "mlp_bias": True},

@@ -33,6 +33,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "arcee": {"hidden_size": 64, "intermediate_size": 104},
     "olmo2": {"hidden_size": 64, "intermediate_size": 80},
     "qwen3_moe": {"hidden_size": 64},
+    # Keys that are values have the adapter's part, too.
+    "gemma4_moe": {"hidden_size": 64, "enable_moe_block": False, "num_experts": None},
 }
 ADAPTERS: list[dict[str, Any]] = [
     {"r": 1, "lora_alpha": 2},

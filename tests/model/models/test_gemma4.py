@@ -15,6 +15,7 @@ from tests.model.models.test_logits import assert_close, load
 from tests.paging import PagedRequests, make_attention
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.models.architecture_config import read_architecture
@@ -39,6 +40,59 @@ CONFIG: dict[str, Any] = {
     "final_logit_softcapping": 30.0,
     "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
 }
+
+
+# The same of the dense 31B and of the 26B-A4B.
+LARGE: dict[str, Any] = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "global_head_dim": 512,
+    "sliding_window": 1024,
+    "final_logit_softcapping": 30.0,
+    "use_bidirectional_attention": "vision",
+    "max_position_embeddings": 262144,
+}
+SIZES: dict[str, dict[str, Any]] = {
+    "31B": {
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+    },
+    "26B-A4B": {
+        "hidden_size": 2816,
+        "intermediate_size": 2112,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2,
+        "enable_moe_block": True,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    },
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_published_form_of_a_large_config_has_the_size_of_transformers(name: str) -> None:
+    config = LARGE | SIZES[name]
+    fields = {field: value for field, value in config.items() if field != "architectures"}
+    with torch.device("meta"):
+        model = transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**fields))
+    architecture = read_architecture(config)
+    assert architecture.num_parameters() == model.num_parameters()
+    full = config["num_hidden_layers"] // 6
+    heads = 5 * config["num_key_value_heads"] * 256 + config["num_global_key_value_heads"] * 512
+    assert architecture.kv_bytes_per_token(2) == 2 * 2 * full * heads
+    check_size(architecture, 2)
+    with pytest.raises(InvalidConfig, match="cannot be shared evenly"):
+        check_size(architecture, 3)
+    idle = sum(layer.mlp.num_idle_parameters(2816) for layer in architecture.layers if isinstance(layer.mlp, MoeSpec))
+    assert (architecture.num_parameters() - idle) // 10**8 == {"31B": 306, "26B-A4B": 38}[name]
 
 
 def test_a_published_form_of_config_has_the_size_of_transformers() -> None:
@@ -124,10 +178,12 @@ def test_greedy_tokens_are_those_of_transformers_however_steps_are_cut(
 
 
 def test_what_is_not_built_is_refused_by_name() -> None:
-    changes = {"attention_k_eq_v": True, "enable_moe_block": True, "use_bidirectional_attention": "vision"}
-    for field, value in changes.items():
-        with pytest.raises(InvalidCheckpoint, match=f"{field} {value!r} is not supported"):
-            read_architecture({**CONFIG, field: value})
+    with pytest.raises(InvalidCheckpoint, match="use_bidirectional_attention 'all' is not supported"):
+        read_architecture({**CONFIG, "use_bidirectional_attention": "all"})
+    with pytest.raises(InvalidCheckpoint, match=r"per-layer embeddings \(E2B, E4B\) are not read from GGUF files"):
+        read_architecture({**CONFIG, "gguf_architecture": "gemma4"})
+    with pytest.raises(InvalidCheckpoint, match=r"top_k_experts \(9\) must not exceed num_experts \(8\)"):
+        read_architecture({**CONFIG, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 9})
     with pytest.raises(InvalidCheckpoint, match="leaves no layer of a type that has KV"):
         read_architecture({**CONFIG, "num_kv_shared_layers": 32})
     for size, num_stages in ((2, 1), (1, 2)):

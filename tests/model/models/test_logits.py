@@ -116,6 +116,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "per_layer_config": {layer: {"head_dim": 24, "num_key_value_heads": 1} for layer in (5, 7)},
         },
     ),
+    "gemma 4 moe": ("gemma4_moe", {}),
+    "gemma 4 moe gqa 4 untied, biases, KV heads as in other layers, every expert": (
+        "gemma4_moe",
+        {
+            **gqa(4),
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "attention_k_eq_v": False,
+            "top_k_experts": 6,
+            "final_logit_softcapping": None,
+        },
+    ),
+    "gemma 4 moe with shared KV, wide blocks and per-layer embeddings": (
+        "gemma4_moe",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 331,
+        },
+    ),
+    "gemma 4 dense, values that are keys": (
+        "gemma4_moe",
+        {"enable_moe_block": False, "num_experts": None, "num_attention_heads": 8, "num_key_value_heads": 4},
+    ),
     "gpt-oss": ("gpt_oss", {}),
     "gpt-oss gqa 4, listed windows": (
         "gpt_oss",

@@ -45,6 +45,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {"head_dim": 32, "tie_word_embeddings": True, "mlp_bias": True},
     "gemma3": {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1},
     "gemma4": {"head_dim": 32, "global_head_dim": 64},
+    "gemma4_moe": {"head_dim": 32, "global_head_dim": 64, "num_experts": 3, "top_k_experts": 3},
     "phi3": {},
     "gpt_oss": {"head_dim": 32, "intermediate_size": 64, "num_local_experts": 3, "num_experts_per_tok": 3},
     "olmo2": {"num_key_value_heads": 1},

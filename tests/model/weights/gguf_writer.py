@@ -20,6 +20,7 @@ from gguf import (
     GGMLQuantizationType,
     GGUFWriter,
     RopeScalingType,
+    TensorNameMap,
     TokenType,
     get_tensor_name_map,
     quants,
@@ -34,6 +35,7 @@ ARCHITECTURES = {
     "smollm3": MODEL_ARCH.SMOLLM3,
     "granite": MODEL_ARCH.GRANITE,
     "gemma3": MODEL_ARCH.GEMMA3,
+    "gemma4_moe": MODEL_ARCH.GEMMA4,
     "phi3": MODEL_ARCH.PHI3,
     "gpt_oss": MODEL_ARCH.GPT_OSS,
     "lfm2": MODEL_ARCH.LFM2,
@@ -46,6 +48,7 @@ ARCHITECTURES = {
 }
 
 
+ROPE_BASES = {"gpt_oss": 150000.0, **dict.fromkeys(("gemma3", "gemma4_moe", "lfm2", "lfm2_moe"), 1e6)}
 # Kept as floats, though some have two dimensions.
 PLAIN = (".bias", "conv.weight", "conv1d.weight", "norm.weight", "ssm_a", "ssm_d")
 
@@ -78,15 +81,17 @@ def write_gguf(
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(kv_heads(config))
-    writer.add_key_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-    writer.add_value_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    writer.add_key_length(head_size(config))
+    writer.add_value_length(head_size(config))
     writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
-    writer.add_rope_freq_base({"gemma3": 1e6, "gpt_oss": 150000.0, "lfm2": 1e6, "lfm2_moe": 1e6}.get(family, 10000.0))
+    writer.add_rope_freq_base(ROPE_BASES.get(family, 10000.0))
     writer.add_vocab_size(config["vocab_size"])
     add_own(writer, family, config)
     names = get_tensor_name_map(ARCHITECTURES[family], config["num_hidden_layers"])
     stacked: dict[str, list[np.ndarray]] = {}
-    change = {"granite_hybrid": of_granite_hybrid, "lfm2_moe": of_lfm2_moe}.get(family, unstacked)
+    change = {"granite_hybrid": of_granite_hybrid, "lfm2_moe": of_lfm2_moe, "gemma4_moe": of_gemma4}.get(
+        family, unstacked
+    )
     for stored, tensor in change(tensors, config).items():
         name, values = stored, tensor.float().numpy()
         if family in ("llama", "smollm3", "granite", "granite_hybrid", "arcee") and name.endswith(
@@ -100,10 +105,7 @@ def write_gguf(
             name, values = of_qwen35(name, values, config)
         is_thin = name.endswith(("conv.conv.weight", "conv1d.weight", "shared_expert_gate.weight"))
         values = values.squeeze() if is_thin else values
-        spelled = name.replace("sinks", "sinks.weight").replace("expert_bias", "expert_bias.bias")
-        module, suffix = re.sub(r"\.experts\.\d+", ".experts", spelled).rsplit(".", 1)
-        written = names.get_name(spelled) or f"{names.get_name(module)}.{suffix}"
-        stacked.setdefault(written, []).append(values)
+        stacked.setdefault(written_name(name, names), []).append(values)
     for name, parts in stacked.items():
         values = np.stack(parts) if len(parts) > 1 else parts[0]
         if kind is not None and values.ndim > 1 and not name.endswith(PLAIN):
@@ -118,6 +120,15 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def written_name(name: str, names: TensorNameMap) -> str:
+    """A tensor's name in the file; one name for all experts of a layer."""
+    if name.startswith("blk."):
+        return name
+    spelled = name.replace("sinks", "sinks.weight").replace("expert_bias", "expert_bias.bias")
+    module, suffix = re.sub(r"\.experts\.\d+", ".experts", spelled).rsplit(".", 1)
+    return names.get_name(spelled) or f"{names.get_name(module)}.{suffix}"
 
 
 def unread_layers(first: int, count: int) -> dict[str, np.ndarray]:
@@ -140,9 +151,17 @@ def of_mtp(tensors: dict[str, Any], layer: int) -> tuple[dict[str, np.ndarray], 
     return found, others
 
 
+def head_size(config: dict[str, Any]) -> int:
+    """That of layers which attend to all, where some have another."""
+    own = [layer["head_dim"] for layer in (config.get("per_layer_config") or {}).values()]
+    return own[0] if own else config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
 def kv_heads(config: dict[str, Any]) -> int | list[int]:
     """Those of each layer, where some have no attention."""
     count, kinds = config["num_key_value_heads"], config.get("layer_types") or []
+    if own := config.get("per_layer_config"):
+        return [own.get(str(layer), {}).get("num_key_value_heads", count) for layer in range(len(kinds))]
     other = "linear_attention" if "mamba_n_heads" in config else "conv"
     return [0 if kind == other else count for kind in kinds] if other in kinds else count
 
@@ -162,6 +181,8 @@ def add_own(writer: GGUFWriter, family: str, config: dict[str, Any]) -> None:
         add_llama3_factors(writer, config)
     if family in ("gemma3", "gpt_oss"):
         writer.add_sliding_window(config["sliding_window"])
+    if family == "gemma4_moe":
+        add_gemma4(writer, config)
     if family == "granite_hybrid":
         add_granite_hybrid(writer, config)
     if family == "lfm2_moe":
@@ -177,6 +198,44 @@ def add_own(writer: GGUFWriter, family: str, config: dict[str, Any]) -> None:
         add_phi3_rope(writer, config)
     if family == "gpt_oss":
         add_gpt_oss(writer, config)
+
+
+def add_gemma4(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    writer.add_shared_kv_layers(0)
+    writer.add_embedding_length_per_layer_input(0)
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+    full = head_size(config)
+    writer.add_rope_dimension_count(full)
+    writer.add_rope_dimension_count_swa(config["head_dim"])
+    writer.add_rope_freq_base_swa(10000.0)
+    share = config["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+    turning = int(full * share / 2)
+    writer.add_tensor("rope_freqs.weight", np.array([1.0] * turning + [1e30] * (full // 2 - turning), np.float32))
+    if config["enable_moe_block"]:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+
+def of_gemma4(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Scales by the names that the converter gives them, and what has no suffix with one."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        layer = re.sub(r"model\.layers\.(\d+)\..*", r"blk.\1", name)
+        match name.rpartition(".")[2]:
+            case "scale":
+                found[f"{layer}.ffn_gate_inp.scale"] = tensor
+            case "per_expert_scale":
+                found[f"{layer}.ffn_down_exps.scale"] = tensor
+            case "layer_scalar" | "gate_up_proj" | "down_proj":
+                found[f"{name}.weight"] = tensor
+            case _:
+                found[name] = tensor
+    return found
 
 
 def add_qwen35(writer: GGUFWriter, config: dict[str, Any]) -> None:

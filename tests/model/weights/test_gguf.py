@@ -119,6 +119,7 @@ def test_integers_of_blocks_are_kept_as_they_are(kind: str, format: str, rng: np
             "smollm3",
             "granite",
             "gemma3",
+            "gemma4_moe",
             "phi3",
             "gpt_oss",
             "lfm2",
@@ -136,8 +137,10 @@ def test_a_file_gives_the_logits_of_its_rounded_weights(
         pytest.skip("the oracle has inputs before outputs, and biases in matrices, where rounding is another")
     if family == "gemma3":  # what no key says: one full layer in six, and a scale that is that of the heads
         shape |= {"num_hidden_layers": 6, "layer_types": None, "query_pre_attn_scalar": 16}
-    if family == "lfm2_moe":
+    if family in ("lfm2_moe", "gemma4_moe"):
         shape |= {"moe_intermediate_size": 32}
+    if family == "gemma4_moe":  # full layers with other KV heads, whose values are keys or not
+        shape |= {"attention_k_eq_v": bool(rng.random() < 0.7)}
     if family == "granite_hybrid":
         shape |= {"intermediate_size": 32, "shared_intermediate_size": 64, "mamba_n_heads": 8}
     if family in ("lfm2", "lfm2_moe"):  # files without a head are tied

@@ -40,6 +40,8 @@ class SelfAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         first_key: no token attends to what lies before this position.
         has_key_bias: where q and v have biases, the keys have one, too.
         has_alibi: scores fall with the distance between tokens; see `AttentionLayer.slopes`.
+        values_are_keys: there is no projection to values: they are the keys, before their norm and rotary embedding.
+        spans_see_ahead: the tokens of one image see each other, before and after.
     """
 
     num_heads: int
@@ -62,6 +64,8 @@ class SelfAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     ahead: int | None = 0
     has_key_bias: bool = True
     has_alibi: bool = False
+    values_are_keys: bool = False
+    spans_see_ahead: bool = False
 
     @property
     def q_size(self) -> int:
@@ -88,7 +92,7 @@ class SelfAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters of the block."""
-        qkv = self.q_size + 2 * self.kv_size
+        qkv = self.q_size + (2 - self.values_are_keys) * self.kv_size
         num_norms = 0 if self.head_norm is None else 2 if self.kv_from is None else 1
         rest = num_norms * self.head_dim + self.num_heads * self.has_sinks
         rest += 0 if self.joint_norm is None else self.joint_norm.num_parameters(self.q_size + self.kv_size)
@@ -174,7 +178,6 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         inputs: what is added to the embeddings, and their norm; None: nothing, and none.
         has_head: False: no logits are computed, the model gives vectors alone.
         takes_images: a vision tower stands beside it. takes_sound: an encoder of sound does.
-        spans_see_ahead: the tokens of one image see each other, before and after.
         expert_stack: how checkpoints may store all experts of a layer in one tensor; None: each has tensors of its own.
         other_weights: name prefixes of weights that are not the decoder's.
         optional_prefix: of the names of all weights, where a checkpoint has it.
@@ -207,7 +210,6 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None = None
     takes_images: bool = False
     takes_sound: bool = False
-    spans_see_ahead: bool = False
     expert_stack: ExpertStack | None = None
     other_weights: tuple[str, ...] = ()
     draft_head: DraftHeadSpec | None = None
@@ -222,7 +224,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
     def without_media(self) -> Architecture:
         """Return the architecture of the decoder alone, without what stands beside it."""
-        return msgspec.structs.replace(self, takes_images=False, takes_sound=False, spans_see_ahead=False)
+        return msgspec.structs.replace(self, takes_images=False, takes_sound=False)
 
     def with_window_group(self) -> Architecture:
         """Return the architecture with windowed layers' KV in pages of their own, which go behind the window."""
@@ -248,6 +250,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     def needs_kv(self) -> bool:
         """True if tokens of later steps attend to those of earlier ones; else a request is whole in a step."""
         return all(attention.ahead == 0 for attention in self.attentions)
+
+    @property
+    def spans_see_ahead(self) -> bool:
+        """True if the tokens of one image see each other, in some layers: it is then computed in one step."""
+        return self.takes_images and any(attention.spans_see_ahead for attention in self.attentions)
 
     @property
     def recurrences(self) -> tuple[RecurrenceSpec, ...]:

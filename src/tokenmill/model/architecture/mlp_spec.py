@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tokenmill.model.architecture.norm_spec import NormSpec
+
 
 class MlpSpec(msgspec.Struct, frozen=True):
     """A dense feed-forward block: a gated pair of projections to `size`, or a single one, and one back.
@@ -83,6 +85,10 @@ class MoeSpec(msgspec.Struct, frozen=True):
         sigmoid: None: the scores of experts are a softmax.
         is_gated: an expert is as `MlpSpec` has it.
         has_output_bias: a bias is added to what the experts of a token give together.
+        norm: of norms that the block has of its own (Gemma 4): the router and the experts take norms of the hidden
+            states, and what the experts and the expert of all tokens give is normed before it is added up. None: all
+            take what the layer's norm gives.
+        has_scales: the weight of each expert is multiplied by a number of its own.
     """
 
     num_experts: int
@@ -96,6 +102,8 @@ class MoeSpec(msgspec.Struct, frozen=True):
     sigmoid: SigmoidSpec | None = None
     is_gated: bool = True
     has_output_bias: bool = False
+    norm: NormSpec | None = None
+    has_scales: bool = False
 
     @property
     def active_size(self) -> int:
@@ -104,6 +112,8 @@ class MoeSpec(msgspec.Struct, frozen=True):
 
     def obstacle(self, size: int, sums: bool) -> str | None:
         """Return why `size` ranks cannot share it: each has whole experts or, of ranks that sum, a part of each."""
+        if self.shared_size and (obstacle := MlpSpec(self.shared_size).obstacle(size, sums)):
+            return obstacle
         if sums:
             return MlpSpec(self.size).obstacle(size, sums)
         return f"it has {self.num_experts} experts, and each is whole on a rank" if self.num_experts < size else None
@@ -112,7 +122,8 @@ class MoeSpec(msgspec.Struct, frozen=True):
         """Return the number of parameters of the block, router and all experts."""
         biases = self.num_experts * (1 + 2 * self.size + hidden_size) * self.has_biases
         shared = hidden_size * (3 * self.shared_size + self.has_shared_gate) if self.shared_size else 0
-        biases += hidden_size * self.has_output_bias
+        biases += hidden_size * self.has_output_bias + self.num_experts * self.has_scales
+        biases += 4 * hidden_size if self.norm is not None else 0
         return self.num_experts * (self._expert_parameters(hidden_size) + hidden_size) + biases + shared
 
     def num_idle_parameters(self, hidden_size: int) -> int:

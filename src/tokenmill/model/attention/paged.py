@@ -96,6 +96,7 @@ class PagedAttention:
         prompts: implementation for all requests from the first with several tokens on.
         decodes: implementation for requests with a single token.
         captured: implementation for decodes in CUDA graphs, whose plan serves all lengths; None for `decodes`.
+        sees_spans: the tokens of one image see each other, see `AttentionSpec.spans_see_ahead`.
 
     Attributes:
         takes_drafts: `PagedImplementation.takes_drafts` of the one for graphs.
@@ -107,16 +108,19 @@ class PagedAttention:
         prompts: PagedImplementation,
         decodes: PagedImplementation,
         captured: PagedImplementation | None = None,
+        *,
+        sees_spans: bool = False,
     ) -> None:
         self.kv = kv
         self._prompts = prompts
         self._decodes = decodes
         self._captured = captured or decodes
+        self._sees_spans = sees_spans
         self.takes_drafts = self._captured.takes_drafts
 
     def in_graphs(self) -> PagedAttention:
         """Return a backend over the same memory that attends as in CUDA graphs."""
-        return PagedAttention(self.kv, self._captured, self._captured)
+        return PagedAttention(self.kv, self._captured, self._captured, sees_spans=self._sees_spans)
 
     def before_replay(self, context_lens: np.ndarray) -> bool:
         """Plan the implementation for graphs before a replay."""
@@ -127,13 +131,14 @@ class PagedAttention:
         lens = batch.lens or _lens_of(batch)
         is_chunk = batch.query_lens > 1
         num_decodes = int(is_chunk.argmax()) if is_chunk.any() else len(is_chunk)
+        sights = batch.media.sights if batch.media is not None and self._sees_spans else None
         parts = []
         for implementation, first, end in (
             (self._decodes, 0, num_decodes),
             (self._prompts, num_decodes, len(is_chunk)),
         ):
             if first < end:
-                requests = _part(batch, lens, first, end)
+                requests = _part(batch, lens, sights, first, end)
                 parts.append((implementation, requests.tokens, implementation.plan(requests)))
         turned, rotary = batch.positions if batch.turned is None else batch.turned, None
         angles = None if batch.media is None else batch.media.angles
@@ -159,7 +164,7 @@ def _lens_of(batch: ForwardBatch) -> DeviceLens:
     return DeviceLens(*(torch.from_numpy(own).to(device) for own in lens))
 
 
-def _part(batch: ForwardBatch, lens: DeviceLens, first: int, end: int) -> Requests:
+def _part(batch: ForwardBatch, lens: DeviceLens, sights: torch.Tensor | None, first: int, end: int) -> Requests:
     tokens = slice(int(batch.query_starts[first]), int(batch.query_starts[end]))
     starts = lens.query_starts[first : end + 1]
     return Requests(
@@ -168,5 +173,5 @@ def _part(batch: ForwardBatch, lens: DeviceLens, first: int, end: int) -> Reques
         lens=DeviceLens(lens.context_lens[first:end], starts if tokens.start == 0 else starts - tokens.start),
         query_lens=batch.query_lens[first:end],
         context_lens=batch.context_lens[first:end],
-        sights=None if batch.media is None or batch.media.sights is None else batch.media.sights[tokens],
+        sights=None if sights is None else sights[tokens],
     )

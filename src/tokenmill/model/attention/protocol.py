@@ -35,8 +35,9 @@ class AttentionSpec(msgspec.Struct, frozen=True):
         has_sinks: True if some layers have sinks.
         is_windowed: True if their pages are of the window group.
         sees_ahead: True if tokens attend to some after them, in some layer.
-        spans_see_ahead: True if those of one image do, in all layers; see `MediaTokens.sights`.
-        others: specs of layers with heads of another shape, or of the other group, with a KV memory of their own.
+        spans_see_ahead: True if those of one image do; see `MediaTokens.sights`.
+        others: specs of layers with heads of another shape, other sights, or of the other group, with a KV memory of
+            their own.
         has_clips: True if keys and values of clips are stored beside those of the text; see `ClipAttention`.
         has_alibi: True if some layers have slopes.
     """

@@ -86,7 +86,8 @@ class AttentionChoice(msgspec.Struct, frozen=True):
         from tokenmill.model.attention.tensor_kv import TokenMajorKV
 
         assert isinstance(kv, TokenMajorKV) and prompts.make_paged and decodes.make_paged, "a hybrid is for GPUs"
-        return PagedAttention(kv, prompts.make_paged(config)[0], *decodes.make_paged(config)[1:])
+        parts = prompts.make_paged(config)[0], *decodes.make_paged(config)[1:]
+        return PagedAttention(kv, *parts, sees_spans=config.spec.spans_see_ahead)
 
 
 def choose_attention(name: str, config: AttentionConfig) -> AttentionChoice:

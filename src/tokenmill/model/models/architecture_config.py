@@ -41,7 +41,6 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         name=name,
         weight_names=own.weight_names or family.weight_names,
         takes_images=takes_images,
-        spans_see_ahead=takes_images and family.spans_see_ahead,
         takes_sound=family.takes_sound,
         other_weights=family.other_weights,
         optional_prefix=family.optional_prefix,

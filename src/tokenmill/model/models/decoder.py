@@ -127,10 +127,13 @@ class Decoder:
         """Description of this rank's attention layers for an attention backend."""
         layers = [layer.attention.spec for layer in self.layers if layer.attention is not None]
         has_sinks = any(layer.has_sinks for layer in layers)
-        groups = (AttentionSpec(count, *kind[:3], has_sinks, kind[3]) for kind, count in kv_groups(layers).items())
+        sees_spans = self.architecture.spans_see_ahead
+        groups = (
+            AttentionSpec(count, *kind[:3], has_sinks, kind[3], spans_see_ahead=sees_spans and kind[4])
+            for kind, count in kv_groups(layers).items()
+        )
         sights = {
             "sees_ahead": not self.architecture.needs_kv,
-            "spans_see_ahead": self.architecture.spans_see_ahead,
             "has_clips": self.architecture.clip_length > 0,
             "has_alibi": any(layer.has_alibi for layer in layers),
         }

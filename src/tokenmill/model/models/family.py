@@ -30,7 +30,6 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         optional_prefix: of the names of all weights, where a checkpoint has it.
         expert_stack: how checkpoints may store all experts of a layer in one tensor; None: each has tensors of its own.
         takes_images: a vision tower stands beside the decoder, where the config has one.
-        spans_see_ahead: the tokens of one image see each other, before and after.
         takes_sound: an encoder of sound does.
         gguf: its form in GGUF files; None: these are not read.
     """
@@ -43,6 +42,5 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     optional_prefix: str = ""
     expert_stack: ExpertStack | None = None
     takes_images: bool = False
-    spans_see_ahead: bool = False
     takes_sound: bool = False
     gguf: GgufTable | None = None

@@ -80,6 +80,10 @@ class GgufHeader(Protocol):
     def metadata(self) -> Mapping[str, Any]:
         """Values by key."""
 
+    @property
+    def tensors(self) -> Container[str]:
+        """Names of the tensors."""
+
     def floats(self, name: str) -> list[float] | None:
         """Return the numbers of a float32 tensor; None: the file has no such tensor."""
 
@@ -103,7 +107,8 @@ class GgufTable(msgspec.Struct, frozen=True):
         change: returns the change that the converter made to the rows of a weight; None: that of every family.
         without_tower: the family that a file belongs to while no file with its vision tower is there; "": the same.
         more_names: its other names of the family, for forms of it.
-        joined: for roles that share a tensor in some files, its name there.
+        joined: for roles that share a tensor in some files, its name there; those of experts stand there in the order
+            of this table.
     """
 
     name: str
@@ -127,6 +132,10 @@ class GgufTable(msgspec.Struct, frozen=True):
         own = {role: self.names[role].format(layer=0) for role in self.joined}
         joined = {role: self.joined[role] for role, name in own.items() if f"{name}.weight" not in tensors}
         return msgspec.structs.replace(self, names={**self.names, **joined}) if joined else self
+
+    def fellows(self, role: str) -> list[str]:
+        """Return the roles that share the tensor of a role, itself included, in their order there."""
+        return [other for other in self.joined if self.names[other] == self.names[role]] or [role]
 
     def name_of(self, key: WeightKey) -> str:
         """Return the name of a weight."""

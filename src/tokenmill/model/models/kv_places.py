@@ -1,5 +1,5 @@
 """The places of each layer's KV. Layers with heads of one shape form a group with one memory and are numbered there;
-those whose pages go when they lie behind a window form groups of their own.
+those whose pages go when they lie behind a window, or that see whole images, form groups of their own.
 
 A layer may read the KV of an earlier one instead of having any. Where tokens attend to those after them, a request is
 whole in a step, and no keys outlast their layer: all layers of a group share the memory of one. Knows no torch and no
@@ -24,8 +24,8 @@ class KVPlace(msgspec.Struct, frozen=True):
     reads_only: bool = False
 
 
-Kind = tuple[int, int, int, bool]
-"""Heads, KV heads, head size, and whether its pages are of the window group."""
+Kind = tuple[int, int, int, bool, bool]
+"""Heads, KV heads, head size; whether its pages are of the window group, and an image's tokens see each other."""
 
 
 def kv_groups(attentions: Sequence[SelfAttentionSpec | None]) -> dict[Kind, int]:
@@ -57,4 +57,4 @@ def kv_places(attentions: Sequence[SelfAttentionSpec | None]) -> Iterator[KVPlac
 
 
 def _kind(spec: SelfAttentionSpec) -> Kind:
-    return spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.in_window_group
+    return spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.in_window_group, spec.spans_see_ahead

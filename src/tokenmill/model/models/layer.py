@@ -192,9 +192,16 @@ class Layer:
             self._add_and_norm(stream, mixed, adapted)
         else:
             stream.delta = _through(self.attention_out_norm, self.mixer.output.forward(mixed, adapted))
-            stream.delta = _through(self.mlp_out_norm, self.mlp.forward(stream.normed(self.mlp_norm), adapted))
+            stream.delta = _through(self.mlp_out_norm, self._feed(stream, adapted))
         if self.scalar is not None:
             self._end(stream, self.scalar)
+
+    def _feed(self, stream: ResidualStream, adapted: AdaptedLayer | None) -> torch.Tensor:
+        """Return what the feed-forward block makes of the stream."""
+        x = stream.normed(self.mlp_norm)
+        if isinstance(self.mlp, MoE) and self.mlp.norms is not None:
+            return self.mlp.forward_apart(x, stream.hidden, self.mlp.norms)
+        return self.mlp.forward(x, adapted)
 
     def _add_and_norm(self, stream: ResidualStream, mixed: torch.Tensor, adapted: AdaptedLayer | None) -> None:
         """Let both blocks add to the hidden states, each time followed by the norm of the sum."""

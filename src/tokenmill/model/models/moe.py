@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec, SigmoidSpec
+from tokenmill.model.architecture.norm_spec import NormSpec
 from tokenmill.model.kernels.experts import PlainExperts
 from tokenmill.model.kernels.protocol import Activation, Experts, Gate, Kernels, SigmoidScores, WeightRole
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.mlp import MLP
+from tokenmill.model.models.norm import RMSNorm
 from tokenmill.model.models.targets import Target, TargetScope
 from tokenmill.model.sharding.collective import ALONE, Collective
 from tokenmill.model.sharding.shard import Part
@@ -31,6 +33,8 @@ class MoE:
     Attributes:
         shared: an expert that every token is sent to, by as much as `shared_gate` lets through, or wholly; None.
         scores: None: a softmax.
+        scales: [experts], factors on their weights; None: absent.
+        norms: the block's own; None: it takes what the layer's norm gives.
         part: this rank's experts. inner: this rank's part of the numbers between the projections of each.
     """
 
@@ -40,8 +44,10 @@ class MoE:
         "_mix",
         "experts",
         "inner",
+        "norms",
         "part",
         "router",
+        "scales",
         "scores",
         "shared",
         "shared_gate",
@@ -65,21 +71,40 @@ class MoE:
         self.shared: MLP | None = None
         self.shared_gate: Linear | None = None
         if spec.shared_size:
-            self.shared = MLP(MlpSpec(spec.shared_size), hidden_size, kernels, collective, "shared_")
+            shared = MlpSpec(spec.shared_size, activation=spec.activation)
+            # A block beside the experts has the names of a dense layer's.
+            self.shared = MLP(shared, hidden_size, kernels, collective, "shared_" if spec.norm is None else "")
         if spec.shared_size and spec.has_shared_gate:
             self.shared_gate = Linear(hidden_size, {"shared_switch": Part.whole(1)}, False, kernels, WeightRole.ROUTER)
         self.scores = None if spec.sigmoid is None else _scores(spec.sigmoid, spec.num_experts, kernels)
+        self.scales = kernels.vector(spec.num_experts) if spec.has_scales else None
+        self.norms = None if spec.norm is None else MixtureNorms(hidden_size, spec.norm, kernels)
         self._mix = SharedExperts(self.experts, self.part, collective).mix if is_shared else self.experts.mix
 
     def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
         """Apply the block: [T, hidden] -> [T, hidden]; a token's result does not depend on the others."""
-        mixed = self._mix(x, *self._route(x))
-        mixed = mixed if self.inner.is_whole else self._collective.behind(mixed, Part.whole(mixed.shape[1]))
+        mixed = self._mixed(x, x)
         if self.shared is None:
             return mixed
         if self.shared_gate is None:
             return self._kernels.scaled_sum(mixed, 1.0, self.shared.forward(x))
         return self._kernels.add_gated(mixed, self.shared.forward(x), self.shared_gate.forward(x))
+
+    def forward_apart(self, x: torch.Tensor, hidden: torch.Tensor, norms: MixtureNorms) -> torch.Tensor:
+        """Apply a block with norms of its own.
+
+        Args:
+            x: [T, hidden], the layer's norm of the hidden states, for the expert of all tokens.
+            hidden: [T, hidden], the hidden states.
+        """
+        assert self.shared is not None and self.shared_gate is None, "experts stand beside a block of all tokens"
+        mixed = norms.mixed.forward(self._mixed(norms.routed(hidden), norms.inputs.forward(hidden)))
+        return self._kernels.scaled_sum(mixed, 1.0, norms.shared.forward(self.shared.forward(x)))
+
+    def _mixed(self, routed: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return what a token's experts make of x together, [T, hidden]. `routed`: what the router takes."""
+        mixed = self._mix(x, *self._route(routed))
+        return mixed if self.inner.is_whole else self._collective.behind(mixed, Part.whole(mixed.shape[1]))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """Yield the checkpoint tensors that fill this block."""
@@ -90,6 +115,10 @@ class MoE:
             yield from self.shared_gate.targets(scope)
         if self.scores is not None and self.scores.bias is not None:
             yield scope.vector("experts", self.scores.bias, "expert_bias")
+        if self.scales is not None:
+            yield scope.vector("mixture", self.scales, "per_expert_scale")
+        if self.norms is not None:
+            yield from self.norms.targets(scope)
         if isinstance(self.experts, PlainExperts):
             yield from self._plain_targets(scope, self.experts)
             return
@@ -133,12 +162,44 @@ class MoE:
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weights [T, k] in x's dtype and expert ids [T, k], from scores of all experts in float32."""
         spec, logits = self.spec, self.router.forward(x)
-        return self._kernels.route(logits, spec.experts_per_token, spec.norm_topk_prob, self.scores)
+        weights, experts = self._kernels.route(logits, spec.experts_per_token, spec.norm_topk_prob, self.scores)
+        if self.scales is None:
+            return weights, experts
+        from tokenmill.model.kernels.stored_tensors import tensor_over
+
+        return self._kernels.multiply(weights, tensor_over(self.scales)[experts]), experts
 
 
 def _scores(spec: SigmoidSpec, num_experts: int, kernels: Kernels) -> SigmoidScores:
     # Rounded to a narrow type, close scores would choose other experts.
     return SigmoidScores(kernels.vector(num_experts, is_wide=True) if spec.has_bias else None, spec.scale)
+
+
+class MixtureNorms:
+    """The norms of a mixture beside a dense block (Gemma 4), each over the hidden size.
+
+    Attributes:
+        router: of what the router takes, which is multiplied by `router_scale`, too. inputs: of what the experts take.
+        mixed: of what the experts give together. shared: of what the block of all tokens gives.
+    """
+
+    __slots__ = ("_kernels", "inputs", "mixed", "router", "router_scale", "shared")
+
+    def __init__(self, size: int, spec: NormSpec, kernels: Kernels) -> None:
+        self.router, self.inputs, self.mixed, self.shared = (RMSNorm(size, spec, kernels) for _ in range(4))
+        self.router_scale = size**-0.5
+        self._kernels = kernels
+
+    def routed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the router takes, a new tensor [T, size]."""
+        return self._kernels.scaled_sum(self.router.forward(hidden), self.router_scale)
+
+    def targets(self, scope: TargetScope) -> Iterator[Target]:
+        """Yield the checkpoint tensors that fill the norms."""
+        yield scope.vector("mixture", self.router.weight, "scale")
+        yield from self.inputs.targets(scope, "expert_norm")
+        yield from self.mixed.targets(scope, "expert_out_norm")
+        yield from self.shared.targets(scope, "shared_out_norm")
 
 
 class SharedExperts:

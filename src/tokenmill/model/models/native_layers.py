@@ -14,7 +14,7 @@ from tokenmill.model.kernels.native_weight import STORED_ELEMENTS
 from tokenmill.model.kernels.operands import in_one_piece, rounded
 from tokenmill.model.models.layer import Layer
 from tokenmill.model.models.mlp import MLP, PlainMLP
-from tokenmill.model.models.moe import MoE
+from tokenmill.model.models.moe import MixtureNorms, MoE
 from tokenmill.model.models.native_projection import address_of, bind_projection
 from tokenmill.model.models.native_recurrence import bind_recurrence
 from tokenmill.model.models.norm import LayerNorm, Norm
@@ -73,7 +73,11 @@ def bind_norm(norm: Norm | None) -> _native.Norm:
 def _bind_attention(native: Any, own: SelfAttention, group: NativeAttention) -> _native.DecoderAttention:
     gate = None if own.gate is None else bind_projection(own.gate)
     bound: _native.DecoderAttention = native.DecoderAttention(
-        group=own.layer.group, qkv=bind_projection(own.qkv), layer=group.bound(own.layer), gate=gate
+        group=own.layer.group,
+        qkv=bind_projection(own.qkv),
+        layer=group.bound(own.layer),
+        gate=gate,
+        repeated=own.repeats,
     )
     if own.joint_norms:
         q, k = own.joint_norms["q_norm"], own.joint_norms["k_norm"]
@@ -85,7 +89,7 @@ def _bind_attention(native: Any, own: SelfAttention, group: NativeAttention) -> 
 def _bind_block(native: Any, mlp: MLP | PlainMLP | MoE) -> _native.FeedForward:
     bound: _native.FeedForward = native.FeedForward()
     if isinstance(mlp, MoE):
-        _bind_mixture(bound, mlp)
+        _bind_mixture(native, bound, mlp)
     else:
         _bind_dense(bound, mlp)
     return bound
@@ -97,7 +101,7 @@ def _bind_dense(bound: _native.FeedForward, mlp: MLP | PlainMLP) -> None:
     bound.run_all(bind_projection(first, first.columns.start), bind_projection(down, down.columns.start), *kinds)
 
 
-def _bind_mixture(bound: _native.FeedForward, moe: MoE) -> None:
+def _bind_mixture(native: Any, bound: _native.FeedForward, moe: MoE) -> None:
     assert isinstance(moe.experts, NativeExperts) and moe.inner.is_whole, "experts are packed, and whole on a rank"
     experts, gate = moe.experts.bind(), None
     experts.share(moe.part.start, moe.part.total)
@@ -105,7 +109,15 @@ def _bind_mixture(bound: _native.FeedForward, moe: MoE) -> None:
         _bind_dense(bound, moe.shared)
         gate = None if moe.shared_gate is None else bind_projection(moe.shared_gate)
     spec, scores = moe.spec, bound_scores(moe.scores, moe.spec.num_experts)
-    bound.mix(bind_projection(moe.router), experts, spec.experts_per_token, spec.norm_topk_prob, gate, *scores)
+    routing = bind_projection(moe.router), experts, spec.experts_per_token, spec.norm_topk_prob, gate, *scores
+    norms = None if moe.norms is None else _bind_norms(native, moe.norms)
+    bound.mix(*routing, address_of(moe.scales), norms)
+
+
+def _bind_norms(native: Any, own: MixtureNorms) -> _native.MixtureNorms:
+    weights = (address_of(norm.weight) for norm in (own.router, own.inputs, own.mixed, own.shared))
+    bound: _native.MixtureNorms = native.MixtureNorms(*weights, own.router_scale)
+    return bound
 
 
 def _bind_end(native: Any, layer: Layer) -> _native.LayerEnd:

@@ -56,7 +56,9 @@ class SelfAttention:
         self.spec = shard.attention(spec)
         self.heads, kv_heads = shard.heads(spec)
         q, kv = self.heads.times(spec.head_dim), kv_heads.times(spec.head_dim)
-        parts = {"q": q} if place.reads_only else {"q": q, "k": kv, "v": kv}
+        parts = {"q": q, "k": kv, "v": kv}
+        if place.reads_only or spec.values_are_keys:
+            parts = {"q": q} if place.reads_only else {"q": q, "k": kv}
         unbiased = () if spec.has_key_bias else ("k",)
         self.qkv = Linear(spec.num_inputs * hidden_size, parts, spec.qkv_bias, kernels, unbiased=unbiased)
         self.gate = Linear(hidden_size, {"attention_gate": q}, spec.qkv_bias, kernels) if spec.has_gate else None
@@ -86,10 +88,24 @@ class SelfAttention:
             columns = qkv[:, start : start + len(norm.weight)]
             columns.copy_(norm.forward(columns.contiguous()))
             start += len(norm.weight)
+        if self.repeats:
+            qkv = self._with_values(qkv)
         own = attention.forward(qkv, self.layer, plan)
         if self.gate is not None:
             own = self._kernels.sigmoid_gate(own, self.gate.forward(x))
         return self._collective.between(own, self.heads.times(self.spec.head_dim))
+
+    @property
+    def repeats(self) -> int:
+        """Width of the keys of one token that are its values, too; 0: values have a projection, or are not its own."""
+        return self.spec.kv_size if self.spec.values_are_keys else 0
+
+    def _with_values(self, qk: torch.Tensor) -> torch.Tensor:
+        """Return |q|k|k|, [T, q_size + 2 * kv_size], of |q|k|."""
+        size, width = self.repeats, qk.shape[1]
+        qkv = qk.new_empty(len(qk), width + size)
+        qkv[:, :width], qkv[:, width:] = qk, qk[:, width - size :]
+        return qkv
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """Yield the checkpoint tensors that fill this block."""

@@ -140,7 +140,8 @@ class CpuAttention:
             for request in np.flatnonzero(batch.query_lens > 1).tolist()
         )
         texts = tuple(texts_of(batch, self.spec.num_heads)) if self._ranks is None and self.spec.sees_ahead else ()
-        return CpuPlan(batch, angles_of(batch), self.kv.slot_rows(batch.slots), prefills, texts, sights_of(batch))
+        sights = sights_of(batch, self.spec)
+        return CpuPlan(batch, angles_of(batch), self.kv.slot_rows(batch.slots), prefills, texts, sights)
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: CpuPlan) -> torch.Tensor:
         """Write k and v into the cache, then attend decodes by bucket and prefills one by one."""

@@ -84,7 +84,7 @@ class NativeAttention:
         angles = None if media is None or media.angles is None else _angles(media.angles)
         cos, sin = (0, 0) if angles is None else map(address, angles)
         sights = 0
-        if media is not None and media.sights is not None:
+        if media is not None and media.sights is not None and self.spec.spans_see_ahead:
             assert is_piece(media.sights, "int32") and not self.spec.sees_ahead, "sights are those of a causal model"
             sights = address(media.sights)
         step = self.attention.plan(

@@ -32,7 +32,7 @@ class ReferenceAttention:
 
     def plan(self, batch: ForwardBatch) -> ReferencePlan:
         """Keep the batch and its rotary angles."""
-        return ReferencePlan(batch, angles_of(batch), sights_of(batch))
+        return ReferencePlan(batch, angles_of(batch), sights_of(batch, self.spec))
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: ReferencePlan) -> torch.Tensor:
         """Write k and v into the cache, then attend one request at a time in float32."""
@@ -62,9 +62,9 @@ def angles_of(batch: ForwardBatch) -> StepAngles:
     return StepAngles(batch.positions) if angles is None else StepAngles(angles.positions, angles.axes)
 
 
-def sights_of(batch: ForwardBatch) -> torch.Tensor | None:
+def sights_of(batch: ForwardBatch, spec: AttentionSpec) -> torch.Tensor | None:
     """Return the last position that each token of a step sees, [T]; None: no token sees one behind it."""
-    return None if batch.media is None else batch.media.sights
+    return batch.media.sights if batch.media is not None and spec.spans_see_ahead else None
 
 
 def attend_sequence(

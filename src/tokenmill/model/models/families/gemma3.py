@@ -40,7 +40,8 @@ def read(config: ConfigReader) -> Architecture:
     refuse(config, "attn_logit_softcapping", "final_logit_softcapping")
     frame, norm = read_frame(config, "full_attention"), read_norm(config, is_offset=True)
     attention = read_attention(config, frame.rope, biases=config.boolean("attention_bias", False))
-    attention = msgspec.structs.replace(attention, scale=config.number("query_pre_attn_scalar") ** -0.5, head_norm=norm)
+    scale = config.number("query_pre_attn_scalar") ** -0.5
+    attention = msgspec.structs.replace(attention, scale=scale, head_norm=norm, spans_see_ahead=True)
     windows = windows_but_every_sixth(config, frame.num_layers)
     attentions = with_windows(attention, windows, read_local_rope(config, 10000.0))
     is_encoder = config.boolean("use_bidirectional_attention", False)
@@ -111,7 +112,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             weight_names={role: f"language_model.{name}" for role, name in NAMES.items()},
             other_weights=("vision_tower.", "multi_modal_projector."),
             takes_images=True,
-            spans_see_ahead=True,
             gguf=None,
         ),
     }

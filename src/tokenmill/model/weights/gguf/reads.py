@@ -97,7 +97,8 @@ def _read(file: GgufFile, target: Target, architecture: Architecture, table: Ggu
         target = msgspec.structs.replace(target, shape=shape, part=Part.whole(target.part.count))
     if expert is None and _is_alike(tensor.shape, target.shape):
         tensor = msgspec.structs.replace(tensor, shape=target.shape)
-    shape = tensor.shape if expert is None else tensor.shape[1:]
+    fellows = [target.key.role] if expert is None else table.fellows(target.key.role)
+    shape = tensor.shape if expert is None else (tensor.shape[1] // len(fellows), *tensor.shape[2:])
     # Of a convolution the input channels, one for each output, are left out.
     if shape != (target.shape[:1] + target.shape[2:] if len(target.shape) == 3 else target.shape):
         raise InvalidCheckpoint(f"{file.path}: tensor {name} has shape {list(shape)}, expected {list(target.shape)}")
@@ -107,7 +108,8 @@ def _read(file: GgufFile, target: Target, architecture: Architecture, table: Ggu
     if expert is not None and target.key.kind == "bias":
         return GgufRead(target.key, tensor.rows(expert, 1), bias=part)
     if expert is not None or not part.is_whole:
-        tensor = tensor.rows((expert or 0) * part.total + part.start, part.count)
+        place = (expert or 0) * len(fellows) + fellows.index(target.key.role)
+        tensor = tensor.rows(place * part.total + part.start, part.count)
     return GgufRead(target.key, tensor, _change_of(target.key, tensor.shape[0], architecture, table))
 
 

@@ -69,7 +69,7 @@ FORMATS = (
 # Types with a format that takes nothing else.
 OWN_FORMATS: Mapping[str, PackedFormat] = MappingProxyType({**BLOCK_FORMATS, "MXFP4": PackedFormat.MXFP4})
 LAYER_MATRIX = re.compile(
-    r"blk\.\d+\.(attn_(q|k|v|qkv|gate|output)|ssm_out|ffn_(gate|up|down)(?P<experts>_exps)?)\.weight"
+    r"blk\.\d+\.(attn_(q|k|v|qkv|gate|output)|ssm_out|ffn_(gate|up|gate_up|down)(?P<experts>_exps)?)\.weight"
 )
 VOCABULARY = ("token_embd.weight", "output.weight")
 # The roles of matrices that have each its own format; of those side by side the halves of a gated product share one.
@@ -92,7 +92,8 @@ def packed_formats(file: GgufFile) -> PackedFormats:
     count = 1 + max((int(match[0].split(".")[1]) for match, _ in found), default=-1)
     if table is None or not count:
         return whole
-    by_layer = tuple(msgspec.structs.replace(whole, parts=_parts(kinds, table.names, layer)) for layer in range(count))
+    names = table.in_file(kinds).names
+    by_layer = tuple(msgspec.structs.replace(whole, parts=_parts(kinds, names, layer)) for layer in range(count))
     outside = ((role, kinds.get(name, "")) for role, name in zip(("embedding", "head"), VOCABULARY, strict=True))
     parts = tuple((role, _format({kind})) for role, kind in outside if kind)
     return msgspec.structs.replace(whole, by_layer=by_layer, parts=parts)
