@@ -33,7 +33,8 @@ from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.demo import demo_model_path
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.runner.model_runner import ModelRunner
-from tokenmill.engine.speculation.draft_model import MOST_REST, MOST_ROWS, DraftModel
+from tokenmill.engine.speculation.draft_model import DraftModel
+from tokenmill.engine.speculation.draft_rows import MOST_REST, MOST_ROWS
 from tokenmill.startup.assembly.setup import BuiltEngine, build_engine
 
 SEED = seed_for(__name__)
