@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 # In the place of a token's draft: the token was known before the step; nothing was drafted for its place.
 KNOWN, UNDRAFTED = -2, -1
+# Known tokens of rows for which kernels differ: alone, side by side, in front of others, and more than graphs have.
+WARM_UP: tuple[list[int], ...] = ([1], [1, 1], [1, 7], [128, 128])
 
 
 class DeviceTables(Tables, Protocol):
@@ -126,8 +128,19 @@ class DeviceDrafts(RowExtension, StepDrafter):
         self._entered: _Entered | None = None
 
     def capture(self, report: Callable[[int, int], None], count: int | None = None) -> int:
-        """Capture all graphs, or the largest `count`; return their number."""
+        """Compile the kernels of other passes, and capture all graphs, or the largest `count`; return their number."""
+        for lens in WARM_UP:
+            self._run_spare(np.minimum(lens, self._max_len))
         return self._graphs.capture(report, count)
+
+    def _run_spare(self, lens: LongArray) -> None:
+        """Run known tokens of the spare row, as if it were several."""
+        spare, nothing = np.full(len(lens), len(self._tables.pages) - 1, dtype=np.int32), np.zeros_like(lens)
+        spans = Spans(np.arange(len(lens)), spare, nothing, lens, nothing, nothing)
+        entered = _Entered(spans, spans.indices, lens.astype(np.int32), lens.astype(np.int32))
+        arrays = self._known_arrays(entered)
+        sent = {name: self._tables.arrays.from_host(values) for name, values in arrays.items()}
+        self._model.forward(self._known_batch(entered, sent), self._attention)
 
     def close(self) -> None:
         """Release the graphs."""
