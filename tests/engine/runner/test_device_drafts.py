@@ -24,6 +24,7 @@ from tests.engine.runner.told import assert_same
 from tests.model.kernels.gpu import DEVICE
 from tests.seeding import seed_for
 from tokenmill.config.configs import EngineConfig
+from tokenmill.core.request import Request, TokenArray
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.speculation.device_drafts import DeviceDrafts
 from tokenmill.startup.assembly import speculation as speculation_module
@@ -71,6 +72,36 @@ def drafting(
         engine.close()
 
 
+class Moody(Offering):
+    """Offers some proposals up to a lie that is anywhere, and has no use for others.
+
+    Attributes:
+        surprises: of those that ran, where more or fewer tokens were right than were left so.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = random.Random(SEED)
+        self.right: dict[str, int] = {}
+        self.surprises: list[tuple[int, int, int]] = []
+        self.num_unused = 0
+
+    def draft(self, request: Request, limit: int) -> TokenArray:
+        drafts = super().draft(request, limit).copy()
+        if self.rng.random() < 0.3:
+            self.num_unused += len(drafts) > 0
+            return drafts[:0]
+        right = self.right[request.id] = self.rng.randint(0, len(drafts))
+        drafts[right:] = (drafts[right:] + 1) % 250
+        return drafts
+
+    def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        super().observe(request, num_drafts, num_accepted)
+        right = min(self.right[request.id], num_drafts)
+        if num_accepted != right:
+            self.surprises.append((num_drafts, right, num_accepted))
+
+
 def drafts_of(engine: Engine) -> DeviceDrafts:
     drafter = engine.executor.runner.draft_model  # type: ignore[attr-defined]
     assert isinstance(drafter, DeviceDrafts)
@@ -105,6 +136,21 @@ def test_no_output_changes_whatever_is_asked_for(model: Path, sibling: Path, dra
         assert_same(plain, answers(engine, wanted), is_exact=False)
         assert ours.num_drafts > 5
         assert ours.acceptance < 1.0, "wrong drafts are among them"
+
+
+@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}], ids=["graphs", "eager"])
+def test_drafts_go_on_behind_the_last_token_that_counts(model: Path, options: dict[str, Any]) -> None:
+    """Behind wrong drafts, and behind steps that were not drafted for, all that is not spoiled stays right."""
+    print(f"seed {SEED}")
+    wanted = [greedy(str(i), one, 30) for i, one in enumerate(prompts(random.Random(SEED), [5, 17]))]
+    with drafting(model, None, FakePlatform()) as (engine, _):
+        plain = answers(engine, wanted)
+    with nan_in_new_memory(), drafting(model, model, FakePlatform(), Moody, **options) as (engine, ours):
+        assert answers(engine, wanted) == plain
+        assert isinstance(ours, Moody)
+        assert ours.surprises == []
+        assert ours.num_unused > 2
+        assert 5 < ours.num_accepted < ours.num_drafts
 
 
 def test_its_own_drafts_stay_right_behind_prefixes_and_preemptions(model: Path) -> None:
