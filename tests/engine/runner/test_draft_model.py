@@ -351,6 +351,9 @@ def test_what_cannot_draft_is_refused(tmp_path: Path, model: Path) -> None:
     other = make_checkpoint(tmp_path / "other", "qwen3")
     make_tokenizer(other, 300)
     same = make_checkpoint(tmp_path / "same", "qwen3")
+    recurrent = make_checkpoint(tmp_path / "recurrent", "lfm2")
+    with pytest.raises(InvalidConfig, match=r"keeps recurrent states, which cannot go back"):
+        build_engine(config(model, recurrent))
     with pytest.raises(InvalidConfig, match=r"a vocabulary of 340 tokens, the model one of 331"):
         build_engine(config(model, larger))
     with pytest.raises(InvalidConfig, match=r"has another tokenizer than the model"):

@@ -228,7 +228,7 @@ class DraftModel(StepDrafter):
 
 
 def check_draft(architecture: Architecture, tokenizer: Path, draft: Architecture, folder: Path) -> None:
-    """Check that a draft model means the same by a token id.
+    """Check that a draft model can go back behind wrong drafts, and means the same by a token id.
 
     Args:
         architecture, tokenizer: the model's architecture, and the folder of its tokenizer.json.
@@ -238,6 +238,11 @@ def check_draft(architecture: Architecture, tokenizer: Path, draft: Architecture
         InvalidConfig: it does not, in one sentence.
         InvalidCheckpoint: a tokenizer.json cannot be read.
     """
+    if draft.recurrences:
+        raise InvalidConfig(
+            f"--speculative-config: the draft model {folder} keeps recurrent states, which cannot go back behind wrong "
+            "drafts: take a draft whose layers all attend"
+        )
     if draft.vocab_size != architecture.vocab_size:
         raise InvalidConfig(
             f"--speculative-config: the draft model {folder} has a vocabulary of {draft.vocab_size:,} tokens, the "

@@ -117,5 +117,5 @@ class DraftRows:
             return None
         # Those with the longest drafts first: the rows of each further pass are the first ones of the pass before.
         indices = indices[np.argsort(-limits[indices], kind="stable")]
-        run = (part[indices] for part in (rows, starts, stops, limits, num_pages.astype(np.int64)))
-        return Spans(indices, *run)
+        starts, stops, limits = starts[indices], stops[indices], limits[indices]
+        return Spans(indices, rows[indices], starts, stops, limits, num_pages[indices].astype(np.int64))
