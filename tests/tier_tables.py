@@ -50,7 +50,8 @@ SLOW = {
     "engine/parallel": "exactness forward slices",
     "engine/parallel/devices": "collective",
     "engine/runner": (
-        "cuda_graphs draft_model drafts fake_gpu grammar_drafts launches not_numbers on_device torch_calls"
+        "cuda_graphs device_drafts draft_model drafts fake_gpu grammar_drafts launches not_numbers on_device "
+        "torch_calls"
     ),
     "engine/speculation": "bounds eagle_head exactness head_on_disk mutants",
     "house": "requirements",
@@ -100,6 +101,7 @@ DRAWN = {
     "engine/parallel": {"exactness": 1, "slices": 1},
     "engine/parallel/devices": {"collective": 3, "engine": 1},
     "engine/runner": {
+        "device_drafts": 1,
         **dict.fromkeys(("draft_model", "drafts", "grammar_drafts", "not_numbers", "on_device"), 2),
         "drafts::test_nor_on_a_device": 1,
         "grammar_drafts::test_nor_on_a_device": 1,

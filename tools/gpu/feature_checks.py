@@ -30,6 +30,7 @@ FEATURES = {
     "sampling": "numpy",
     "grammar": "llguidance",
     "drafts": "numpy",
+    "draft-model": "numpy",
     "lora": "peft",
     "images": "numpy",
     "images-of-experts": "numpy",
@@ -143,6 +144,32 @@ class FeatureChecks:
             _, drafted = check(engine, wanted, self._rng, is_exact=False, lengths=(1, 4))
         assert max(drafted) > 1, "no draft was right"
         assert self._is_dry or max(widths) > 1, "no graph took drafts"
+
+    def _draft_model(self) -> None:
+        import torch
+        from tests.engine.runner.test_draft_model import Holding
+        from tests.engine.runner.test_drafts import KINDS
+        from tests.engine.runner.told import assert_same
+
+        # Its own model, so that what it drafts for greedy requests is right.
+        model = self._checkpoint()
+        chosen = json.dumps({"method": "draft_model", "model": str(model), "num_speculative_tokens": 3})
+        greedy, drawn = self._requests([KINDS[0]] * 6), self._requests([KINDS[1], KINDS[4], KINDS[2], KINDS[7]])
+        with running(model, None, **self._limits) as engine:
+            want = [_told(engine, wanted) for wanted in (greedy, drawn)]
+        options = {**self._limits, "async_scheduling": not self._is_dry, "speculative_config": chosen}
+        with running(model, self._platform, **options) as engine:
+            engine.scheduler.state.drafters = (ours := Holding(),)
+            for wanted, told in zip((greedy, drawn), want, strict=True):
+                assert_same(told, _told(engine, wanted), is_exact=False)
+                if wanted is greedy:
+                    assert ours.acceptance > 0.9, f"only {ours.acceptance:.0%} of its own drafts are right"
+            if not self._is_dry:
+                torch.cuda.set_sync_debug_mode("error")
+                try:
+                    _told(engine, greedy)  # the host waits for nothing but results
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
 
     def _lora(self) -> None:
         from tests.engine.runner.test_drafts import KINDS

@@ -117,7 +117,18 @@ def cases(folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
     made = {family: plain(family) for family in FAMILIES}
     made |= {family: partial(lambda name: pooled(make_encoder(folder / name, name)), family) for family in ENCODERS}
     drafts = {"speculative_config": json.dumps({"method": "ngram", "num_speculative_tokens": 4})}
+
+    def drafted(draft: str = "qwen3", **options: Any) -> dict[str, Any]:
+        model = make_checkpoint(folder / "qwen3", "qwen3", seed=0)
+        chosen = {"method": "draft_model", "model": str(make_checkpoint(folder / draft, draft, seed=0))}
+        speculation = json.dumps({**chosen, "num_speculative_tokens": 3})
+        return run(model, requests(2 + options.get("max_num_seqs", 5)), speculative_config=speculation, **options)
+
     made |= {
+        "draft model": drafted,
+        "draft model with windows": partial(drafted, "mistral"),
+        "draft model of experts, many rows": partial(drafted, "qwen3_moe", max_num_seqs=17),
+        "draft model, eager": partial(drafted, enforce_eager=True),
         "embeddings of a decoder": lambda: pooled(make_checkpoint(folder / "qwen3", "qwen3", seed=0)),
         "drafts": plain(**drafts),
         "drafts and windows": plain("gemma3", **drafts),

@@ -33,7 +33,10 @@ from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.demo import demo_model_path
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.runner.model_runner import ModelRunner
-from tokenmill.engine.speculation.draft_model import MOST_REST, MOST_ROWS, DraftModel
+from tokenmill.engine.speculation.draft_model import DraftModel
+from tokenmill.engine.speculation.draft_rows import MOST_REST, MOST_ROWS
+from tokenmill.startup.assembly.drafting import find_draft
+from tokenmill.startup.assembly.loading import StartupTimer
 from tokenmill.startup.assembly.setup import BuiltEngine, build_engine
 
 SEED = seed_for(__name__)
@@ -348,11 +351,22 @@ def test_what_cannot_draft_is_refused(tmp_path: Path, model: Path) -> None:
     other = make_checkpoint(tmp_path / "other", "qwen3")
     make_tokenizer(other, 300)
     same = make_checkpoint(tmp_path / "same", "qwen3")
+    recurrent = make_checkpoint(tmp_path / "recurrent", "lfm2")
+    with pytest.raises(InvalidConfig, match=r"keeps recurrent states, which cannot go back"):
+        build_engine(config(model, recurrent))
     with pytest.raises(InvalidConfig, match=r"a vocabulary of 340 tokens, the model one of 331"):
         build_engine(config(model, larger))
     with pytest.raises(InvalidConfig, match=r"has another tokenizer than the model"):
         build_engine(config(model, other))
     with pytest.raises(InvalidCheckpoint, match=r"there is no folder .*nowhere"):
         build_engine(config(model, tmp_path / "nowhere"))
-    with pytest.raises(InvalidConfig, match=r"a draft model runs on CPUs so far"):
-        build_engine(config(model, same, dtype="float32"), platform=FakePlatform())
+    for options, why in (
+        ({"speculative_config": {"quantization": "int8"}}, r"quantization int8 is for CPUs"),
+        ({"tensor_parallel_size": 2}, r"needs one GPU: leave out --tensor-parallel-size"),
+        ({"speculative_config": {"method": "eagle3"}}, r"draft heads and MTP layers run on CPUs so far"),
+    ):
+        plain = {"dtype": "float32", "kernels": "torch", **options}
+        chosen = {"method": "draft_model", "model": str(same), **plain.pop("speculative_config", {})}
+        wanted = config(model, None, speculative_config=json.dumps(chosen), **plain)
+        with pytest.raises(InvalidConfig, match=why):
+            find_draft(wanted, FakePlatform(), model, 1, StartupTimer(lambda *_: None).phase)

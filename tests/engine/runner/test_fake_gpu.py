@@ -31,7 +31,9 @@ WAITS = {
     "model/pooling/rows.py": "a text's vector is made on the host, from one copy of what is pooled",
 }
 # Engines that may compile kernels while requests run, and why.
-LATE = {"eager": "a mode to find faults in; its decodes take other forms as contexts grow"}
+LATE = dict.fromkeys(
+    ("eager", "draft model, eager"), "a mode to find faults in; its decodes take other forms as contexts grow"
+)
 # Names of config.json's of which the same module reads the same layers as of a name that is tried.
 TRIED_BY_OTHERS = ("ForMaskedLM", "ForConditionalGeneration")
 AS_ANOTHER = {"CamembertModel": "RobertaModel", "NewModel": "GteModel"}
@@ -75,7 +77,7 @@ def test_all_kernels_are_compiled_before_requests_run(found: dict[str, dict[str,
 
 
 def test_all_but_eager_engines_have_graphs(found: dict[str, dict[str, Any]]) -> None:
-    without = {"eager", *ENCODERS}
+    without = {*LATE, *ENCODERS}
     assert [name for name, row in found.items() if row["has_graphs"] == (name in without)] == []
 
 

@@ -79,6 +79,19 @@ def test_results_of_a_step_come_back_in_one_copy(rng: np.random.Generator) -> No
             assert np.array_equal(got, want.numpy())
 
 
+def test_what_is_fetched_later_lies_behind_and_leaves_what_came_before() -> None:
+    staging = Staging(platform := FakePlatform(), platform.stream())
+    staging.send({})
+    sizes = (3, 7000, 2, 20_000, 1)  # past the smallest memory, twice
+    kept = [staging.fetch(torch.arange(size) + size)[0] for size in sizes]
+    staging.finish_step()
+    assert [values.tolist() for values in kept] == [list(range(size, 2 * size)) for size in sizes]
+    assert address(kept[2]) - address(kept[1]) == kept[1].nbytes
+    staging.send({})
+    staging.fetch(torch.arange(5))
+    assert [values.tolist() for values in kept] == [list(range(size, 2 * size)) for size in sizes]
+
+
 def test_memory_grows_by_doubling_and_is_kept() -> None:
     platform = FakePlatform()
     staging = Staging(platform, platform.stream())

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from tokenmill.core.hooks import hooks
-from tokenmill.engine.runner.cuda_graphs import LARGEST, DecodeGraphs, Report
+from tokenmill.engine.runner.cuda_graphs import LARGEST, DecodeGraphs
 from tokenmill.engine.runner.device_sampler import DeviceSampler
 from tokenmill.engine.runner.model import Model
 from tokenmill.engine.runner.samples import Samples
@@ -22,6 +22,7 @@ from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 from tokenmill.model.kernels.triton.decode_inputs import decode_inputs, window_inputs
 from tokenmill.model.sampling.draws import RECORD, Draw, pack
 from tokenmill.model.sampling.state import SamplingMetadata
+from tokenmill.platform.capturing import Report
 from tokenmill.platform.protocol import Event, Platform, Stream, Tensors
 
 Extend = Callable[[ForwardBatch, torch.Tensor], ForwardBatch]

@@ -11,7 +11,6 @@ tensor of inputs, and of where each request begins.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenmill.core.errors import InvalidConfig
+from tokenmill.platform.capturing import Report, capture_all
 from tokenmill.platform.protocol import Graph, Platform, Stream, Tensors
 
 LARGEST = 512
@@ -35,7 +34,6 @@ Work = Callable[[torch.Tensor, torch.Tensor], Tensors]
 """Inputs [n, fields] int64 and where requests begin, [rows + 1] int32 -> tensors of n rows."""
 Shape = tuple[int, int]
 """Requests of a graph, and the most tokens of each."""
-Report = Callable[[int, int], None]
 
 
 def ladder(most: int) -> list[int]:
@@ -89,25 +87,10 @@ class DecodeGraphs:
         Raises:
             InvalidConfig: the memory is too small; says what to change.
         """
-        # A collection that frees the graphs or the pinned memory of an engine before would break a capture that runs.
-        gc.collect()
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            for done, shape in enumerate(self._shapes[::-1][:count]):
-                report(done, len(self._shapes))
-                self._graphs[shape] = self._platform.capture(partial(self._write, *shape), self._stream)
-        except Exception as error:
-            if not self._platform.is_out_of_memory(error):
-                raise
-            raise InvalidConfig(
-                f"no memory is left for a CUDA graph of {math.prod(shape)} rows: lower --gpu-memory-utilization or "
-                "--max-num-seqs, or pass --enforce-eager"
-            ) from error
-        finally:
-            if was_enabled:
-                gc.enable()
-        report(len(self._shapes), len(self._shapes))
+        shapes = self._shapes[::-1][:count]
+        works = [(math.prod(shape), partial(self._write, *shape)) for shape in shapes]
+        graphs = capture_all(self._platform, self._stream, works, report)
+        self._graphs |= zip(shapes, graphs, strict=True)
 
     def _write(self, rows: int, tokens: int) -> Tensors:
         """Do the work of one shape, and return its outputs in the memory that all shapes share."""

@@ -41,7 +41,7 @@ from tokenmill.model.sampling.state import SamplingMetadata
 
 if TYPE_CHECKING:
     from tokenmill.engine.runner.captured_decodes import CapturedDecodes
-    from tokenmill.engine.speculation.draft_model import DraftModel
+    from tokenmill.engine.speculation.drafts import StepDrafter
     from tokenmill.platform.arrays import Array
 
 
@@ -92,7 +92,7 @@ class ModelRunner:
         """
         self.model = model
         self.graphs = graphs
-        self.draft_model: DraftModel | None = None
+        self.draft_model: StepDrafter | None = None
         self._takes_parts = takes_parts
         self._attention = attention
         self._rows = rows
@@ -151,6 +151,8 @@ class ModelRunner:
         elif outputs is not None and len(samples):
             sampled = self._sampler.sample(outputs, samples, step.metadata, sent, masks)
         on_host = None if sampled is None else sampled.on_host(self._transport)
+        drafter = self.draft_model
+        propose = None if drafter is None else drafter.follow(step.plan, sent, self._transport.fetch)
         done = self._transport.finish_step()
 
         def finish() -> StepResult:
@@ -159,10 +161,10 @@ class ModelRunner:
             with self._transport:
                 for ended in rows.ended:
                     ended(step.plan, result)
-            if self.draft_model is None:
+            if propose is None:
                 return result
             # What is there already a grammar forces, and that is more certain.
-            proposals = {**self.draft_model.propose(step.plan, result), **result.proposals}
+            proposals = {**propose(result), **result.proposals}
             return msgspec.structs.replace(result, proposals=proposals)
 
         return finish

@@ -29,6 +29,7 @@ class _Slot:
         self.pinned = torch.empty(0, dtype=torch.uint8)
         self.device = self.pinned
         self.results = self.pinned
+        self.num_fetched = 0
         self.used: Event | None = None
 
 
@@ -52,6 +53,7 @@ class Staging:
         slot = self._slots[self._current]
         if slot.used is not None:
             slot.used.wait()
+        slot.num_fetched = 0
         places, size = _places(arrays)
         if size > len(slot.pinned):
             size = 1 << max(size - 1, SMALLEST - 1).bit_length()
@@ -76,13 +78,16 @@ class Staging:
         self._compute.__exit__(*error)
 
     def fetch(self, *tensors: torch.Tensor) -> Sequence[npt.NDArray[Any]]:
-        """Begin to copy eight-byte numbers to the host, on the compute stream, in one copy."""
+        """Begin to copy eight-byte numbers to the host, on the compute stream, in one copy behind those of before."""
         slot = self._slots[self._current]
         words = [tensor.flatten().view(torch.int64) for tensor in tensors]
         packed = words[0] if len(words) == 1 else torch.cat(words)
-        if packed.nbytes > len(slot.results):
-            slot.results = self._platform.pinned(max(packed.nbytes, SMALLEST))
-        results = slot.results[: packed.nbytes].view(torch.int64)
+        start = slot.num_fetched
+        if start + packed.nbytes > len(slot.results):
+            # What was fetched before keeps the memory that it came to.
+            start, slot.results = 0, self._platform.pinned(max(start + packed.nbytes, SMALLEST))
+        slot.num_fetched = start + packed.nbytes
+        results = slot.results[start : slot.num_fetched].view(torch.int64)
         results.copy_(packed, non_blocking=True)
         parts = results.split([len(own) for own in words])
         return [part.view(tensor.dtype).view(tensor.shape).numpy() for part, tensor in zip(parts, tensors, strict=True)]

@@ -28,7 +28,7 @@ class Transport(Protocol):
         """Issue work where it went before."""
 
     def fetch(self, *arrays: Array) -> Sequence[npt.NDArray[Any]]:
-        """Begin to copy eight-byte numbers to the host, once a step; there after the event of `finish_step`."""
+        """Begin to copy eight-byte numbers to the host; there after the event of `finish_step`."""
 
     def finish_step(self) -> Event:
         """Return the event behind all of the step's work."""

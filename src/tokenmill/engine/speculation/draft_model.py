@@ -14,31 +14,28 @@ token of an output. Knows rows and plans; not requests, and not the choice of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.plan import IntArray, StepPlan, StepResult
 from tokenmill.core.request import Proposal
+from tokenmill.engine.speculation.draft_rows import MOST_ROWS, DraftRows, LongArray, Spans
+from tokenmill.engine.speculation.drafts import Fetch, Propose, StepDrafter
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.model.attention.row_extension import Sent
 
 if TYPE_CHECKING:
     from tokenmill.platform.arrays import AnyArray
-
-LongArray = npt.NDArray[np.int64]
-
-# Rows that are drafted for in a step at most: beyond, a step is busy with the tokens of its requests.
-MOST_ROWS = 32
-# Steps that a row whose drafts are not run sits out at most, before it is drafted for again.
-MOST_REST = 31
 
 
 class DraftingModel(Protocol):
@@ -68,29 +65,19 @@ def num_scratch_pages(num_tokens: int, page_size: int) -> int:
 
 
 class _Chase(msgspec.Struct, frozen=True):
-    """Positions of n rows that the draft model has to run to catch up with a step, and how far to draft behind each.
+    """Positions of n rows to run, and their pages.
 
     Attributes:
-        indices: [n], places in the step's batch, those with the longest drafts first. rows: [n].
-        starts, stops: [n], the positions that it runs: from the first, up to before the second.
-        limits: [n], tokens to draft; 0: none.
+        spans: the positions, and how far to draft behind each row.
         pages: [n, P] int32, page ids, those of scratch pages among them; 0 where nothing is run.
     """
 
-    indices: LongArray
-    rows: IntArray
-    starts: LongArray
-    stops: LongArray
-    limits: LongArray
+    spans: Spans
     pages: IntArray
 
 
-class DraftModel:
-    """Greedy drafts for the rows of a step, all rows in one pass a token.
-
-    Rows whose drafts were not run are drafted for more rarely, up to every thirty-second step: the scheduler may find
-    that drafts do not pay, and drafting costs. Of the other rows the model runs whole pages, as they are filled: the
-    prefix cache may give these to any request.
+class DraftModel(StepDrafter):
+    """Greedy drafts for the rows of a step that `DraftRows` picks, all rows in one pass a token.
 
     Attributes:
         first_position: of a text that is run; a draft head has nothing before it.
@@ -108,23 +95,20 @@ class DraftModel:
             num_tokens: most tokens to draft.
             max_len: tokens that the draft model can hold; behind them there are no drafts.
         """
-        num_rows = len(tables.tokens)
         self._model = model
         self._attention = attention
         self._tokens, self._pages, self._page_size = tables.tokens, tables.pages, tables.page_size
-        self._num_tokens = num_tokens
-        self._max_len = max_len
         self._scratch_per_row = num_scratch_pages(num_tokens, tables.page_size) // MOST_ROWS
         self._first_scratch = attention.kv.num_pages - MOST_ROWS * self._scratch_per_row
-        # Where the text of each row ends at the latest; 0: no drafts for it.
-        self._ends = np.zeros(num_rows, dtype=np.int64)
-        # Tokens of each row whose KV is in its pages.
-        self._num_written = np.zeros(num_rows, dtype=np.int64)
-        # Whether it has drafts of a step before; how many steps it sat out the last time, and when that ends.
-        self._has_drafts = np.zeros(num_rows, dtype=np.bool_)
-        self._rest, self._next_step = np.zeros((2, num_rows), dtype=np.int64)
-        # Where a new row begins: with the shortest rest of those that were judged last.
-        self._newest_rest = 0
+        self._rows = DraftRows(len(tables.tokens), tables.page_size, num_tokens, max_len, self.first_position)
+
+    def capture(self, report: Callable[[int, int], None], count: int | None = None) -> int:
+        """Capture nothing: the host runs a pass as it comes."""
+        return 0
+
+    def follow(self, plan: StepPlan, sent: Sent, fetch: Fetch) -> Propose:
+        """Return `propose`: the host drafts once the step has ended."""
+        return partial(self.propose, plan)
 
     def propose(self, plan: StepPlan, result: StepResult) -> dict[int, Proposal]:
         """Run what a step has brought, and draft behind it. Called once it has ended, before the next one begins.
@@ -132,79 +116,30 @@ class DraftModel:
         Returns:
             Proposals of what may follow the tokens that the step brings, by batch index.
         """
-        self._enter(plan)
-        chase = self._chase(plan, result.token_starts[1:] - result.token_starts[:-1])
-        if chase is None:
+        self._rows.enter(plan)
+        spans = self._rows.spans(plan, result.token_starts[1:] - result.token_starts[:-1])
+        if spans is None:
             return {}
+        chase = _Chase(spans, self._pages_of(spans))
         outputs = self._run_known(chase)
-        drafted = np.flatnonzero(chase.limits)
+        drafted = np.flatnonzero(spans.limits)
         if not len(drafted):
             return {}
         drafts = self._decode(chase, drafted, self._best(outputs))
         lengths = (drafts >= 0).cumprod(axis=1).sum(axis=1)
-        self._has_drafts[chase.rows[drafted]] = lengths > 0
-        indices, ends = chase.indices[drafted].tolist(), lengths.tolist()
+        self._rows.drafted(spans.rows[drafted], lengths > 0)
+        indices, ends = spans.indices[drafted].tolist(), lengths.tolist()
         return {
             index: self._proposal(place, drafts[place, :length])
             for place, (index, length) in enumerate(zip(indices, ends, strict=True))
             if length
         }
 
-    def _enter(self, plan: StepPlan) -> None:
-        """Take in new rows, and which drafts of the other rows were run."""
-        num_computed = dict(zip(plan.rows.tolist(), plan.num_computed.tolist(), strict=True)) if plan.new_rows else {}
-        for new in plan.new_rows:
-            row, params = new.row, new.params
-            is_drafted_for = params.grammar is None and new.pooling is None
-            end = self._max_len if params.max_tokens is None else new.num_prompt_tokens + params.max_tokens
-            self._ends[row] = min(end, self._max_len) if is_drafted_for else 0
-            # What it has computed it has found in the cache, or filled before it paused: whole pages are written.
-            written = num_computed[row] // self._page_size * self._page_size
-            self._num_written[row] = max(written, self.first_position)
-            self._has_drafts[row] = False
-            self._rest[row], self._next_step[row] = self._newest_rest, plan.step + self._newest_rest
-        judged = self._has_drafts[plan.rows] & (plan.num_samples > 0)
-        if judged.any():
-            rows, are_run = plan.rows[judged], plan.num_samples[judged] > 1
-            self._rest[rows] = np.where(are_run, 0, np.minimum(2 * self._rest[rows] + 1, MOST_REST))
-            self._next_step[rows] = plan.step + self._rest[rows]
-            self._newest_rest = int(self._rest[rows].min())
-            self._has_drafts[rows] = False
-
-    def _chase(self, plan: StepPlan, num_brought: IntArray) -> _Chase | None:
-        """Find the positions to run and draft for; None if there are none.
-
-        Args:
-            num_brought: [B], tokens that the step brings.
-        """
-        rows, page_size, samples = plan.rows, self._page_size, num_brought > 0
-        # What a step ran in vain, behind a token that was then drawn again, is run anew.
-        starts = self._num_written[rows] = np.minimum(self._num_written[rows], plan.num_computed + 1)
-        launched = plan.num_computed + plan.num_scheduled
-        ends = launched - np.maximum(plan.num_samples - num_brought, 0)
-        filled = np.minimum(ends - ends % page_size, self._max_len)
-        is_due = samples & (self._next_step[rows] <= plan.step)
-        if not is_due.any() and (filled <= starts).all():
-            return None
-        known = ends + samples
-        limits = np.where(is_due, np.minimum(self._ends[rows] - known - 1, self._num_tokens).clip(min=0), 0)
-        limits[np.cumsum(limits > 0) > MOST_ROWS] = 0
-        stops = np.where(limits > 0, known, filled)
-        num_pages = -(-launched // page_size)
-        self._num_written[rows] = np.maximum(starts, np.minimum(stops, num_pages * page_size))
-        indices = np.flatnonzero(starts < stops)
-        if not len(indices):
-            return None
-        # Those with the longest drafts first: the rows of each further pass are the first ones of the pass before.
-        indices = indices[np.argsort(-limits[indices], kind="stable")]
-        rows, starts, stops, limits = rows[indices], starts[indices], stops[indices], limits[indices]
-        pages = self._pages_of(rows, num_pages[indices], stops, limits)
-        return _Chase(indices, rows, starts, stops, limits, pages)
-
-    def _pages_of(self, rows: IntArray, num_pages: IntArray, stops: LongArray, limits: LongArray) -> IntArray:
-        """Build the page table: each row's `num_pages` first pages, then its scratch pages if it is drafted for."""
-        width = -(-int((stops + np.maximum(limits - 1, 0)).max()) // self._page_size)
-        pages: IntArray = self._pages[rows, :width]
+    def _pages_of(self, spans: Spans) -> IntArray:
+        """Build the page table: each row's own pages, then its scratch pages if it is drafted for."""
+        num_pages, limits = spans.num_pages, spans.limits
+        width = -(-int((spans.stops + np.maximum(limits - 1, 0)).max()) // self._page_size)
+        pages: IntArray = self._pages[spans.rows, :width]
         if width > num_pages.min():
             behind = np.arange(width) - num_pages[:, None]
             scratch = self._first_scratch + (np.cumsum(limits > 0) - 1)[:, None] * self._scratch_per_row + behind
@@ -214,20 +149,21 @@ class DraftModel:
 
     def _run_known(self, chase: _Chase) -> Any:
         """Run the known tokens; return outputs [., hidden_size] of the newest token of each row to draft for."""
-        lens = (chase.stops - chase.starts).astype(np.int32)
+        spans = chase.spans
+        lens = (spans.stops - spans.starts).astype(np.int32)
         query_starts = np.zeros(len(lens) + 1, dtype=np.int32)
         np.cumsum(lens, out=query_starts[1:])
         own = np.repeat(np.arange(len(lens)), lens)
-        positions = np.arange(query_starts[-1]) + np.repeat(chase.starts - query_starts[:-1], lens)
+        positions = np.arange(query_starts[-1]) + np.repeat(spans.starts - query_starts[:-1], lens)
         batch = ForwardBatch(
-            token_ids=self._tokens[chase.rows[own], positions].astype(np.int64),
+            token_ids=self._tokens[spans.rows[own], positions].astype(np.int64),
             positions=positions,
             slots=self._slots(chase.pages, own, positions),
             page_table=chase.pages,
             query_lens=lens,
-            context_lens=chase.stops.astype(np.int32),
+            context_lens=spans.stops.astype(np.int32),
             query_starts=query_starts,
-            output_indices=query_starts[1:][chase.limits > 0].astype(np.int64) - 1,
+            output_indices=query_starts[1:][spans.limits > 0].astype(np.int64) - 1,
         )
         return self._forward_known(batch, self._slots(chase.pages, own, np.maximum(positions - 1, 0)))
 
@@ -260,12 +196,12 @@ class DraftModel:
         Returns:
             [m, k] int32, -1 from where the draft model has no finite numbers, and behind the row's limit.
         """
-        limits, pages = chase.limits[drafted], chase.pages[drafted]
+        limits, pages = chase.spans.limits[drafted], chase.pages[drafted]
         own, ones = np.arange(len(drafted)), np.ones(len(drafted), dtype=np.int32)
         drafts = np.full((len(drafted), limits[0]), -1, dtype=np.int32)
         drafts[:, 0] = ids
         # Of each further pass [k - 1, m]; behind a row's limit they are not used.
-        positions = chase.stops[drafted] + np.arange(limits[0] - 1)[:, None]
+        positions = chase.spans.stops[drafted] + np.arange(limits[0] - 1)[:, None]
         slots = self._slots(pages, own, np.minimum(positions, pages.shape[1] * self._page_size - 1))
         lens = (positions + 1).astype(np.int32)
         query_starts = np.arange(len(own) + 1, dtype=np.int32)
@@ -292,7 +228,7 @@ class DraftModel:
 
 
 def check_draft(architecture: Architecture, tokenizer: Path, draft: Architecture, folder: Path) -> None:
-    """Check that a draft model means the same by a token id.
+    """Check that a draft model can go back behind wrong drafts, and means the same by a token id.
 
     Args:
         architecture, tokenizer: the model's architecture, and the folder of its tokenizer.json.
@@ -302,6 +238,11 @@ def check_draft(architecture: Architecture, tokenizer: Path, draft: Architecture
         InvalidConfig: it does not, in one sentence.
         InvalidCheckpoint: a tokenizer.json cannot be read.
     """
+    if draft.recurrences:
+        raise InvalidConfig(
+            f"--speculative-config: the draft model {folder} keeps recurrent states, which cannot go back behind wrong "
+            "drafts: take a draft whose layers all attend"
+        )
     if draft.vocab_size != architecture.vocab_size:
         raise InvalidConfig(
             f"--speculative-config: the draft model {folder} has a vocabulary of {draft.vocab_size:,} tokens, the "

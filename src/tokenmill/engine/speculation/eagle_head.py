@@ -25,7 +25,8 @@ import numpy.typing as npt
 
 from tokenmill.core.plan import IntArray, StepPlan, StepResult
 from tokenmill.core.request import Proposal
-from tokenmill.engine.speculation.draft_model import DraftingModel, DraftModel, LongArray, Tables
+from tokenmill.engine.speculation.draft_model import DraftingModel, DraftModel, Tables
+from tokenmill.engine.speculation.draft_rows import LongArray
 from tokenmill.engine.speculation.step_taps import StepTaps
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend

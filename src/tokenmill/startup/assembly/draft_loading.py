@@ -14,8 +14,11 @@ from tokenmill.config.speculation import SpeculativeConfig
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
 from tokenmill.core.sizes import size_text
 from tokenmill.engine.runner.row_tables import RowTables
+from tokenmill.engine.speculation.device_drafts import DeviceDrafts, GraphedAttention
 from tokenmill.engine.speculation.draft_model import DraftModel, check_draft, num_scratch_pages
+from tokenmill.engine.speculation.drafts import StepDrafter
 from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.attention.registry import AttentionChoice
 from tokenmill.model.attention.row_extension import RowExtension
@@ -91,7 +94,7 @@ class LoadedDraft(msgspec.Struct, frozen=True):
 
     def bind(
         self, attention: AttentionBackend, tables: RowTables, max_model_len: int, beside: tuple[Array, ...]
-    ) -> DraftModel:
+    ) -> StepDrafter:
         """Return a drafter for the rows of these tables, with its KV in this attention's cache; see `beside`."""
         max_len = min(max_model_len, self.architecture.max_position)
         return DraftModel(on_host(self.decoder, attention), attention, tables, self.num_tokens, max_len)
@@ -101,6 +104,24 @@ class LoadedDraft(msgspec.Struct, frozen=True):
         text = f"{self.folder}, {self.architecture.num_parameters() / 1e6:,.4g} million parameters"
         context = f"drafts up to its context of {self.architecture.max_position:,} tokens"
         return ", ".join(filter(None, (text, context, self.note)))
+
+
+class DeviceDraft(LoadedDraft, frozen=True):
+    """A draft model in the memory of a GPU.
+
+    Attributes:
+        platform: captures its passes; None: they are not captured.
+    """
+
+    platform: Platform | None
+
+    def bind(
+        self, attention: AttentionBackend, tables: RowTables, max_model_len: int, beside: tuple[Array, ...]
+    ) -> StepDrafter:
+        """Return a drafter that the host does not wait for; see `LoadedDraft.bind`."""
+        max_len = min(max_model_len, self.architecture.max_position)
+        assert isinstance(attention, GraphedAttention), "a GPU has its attention over pages"
+        return DeviceDrafts(self.decoder, attention, tables, self.num_tokens, max_len, self.platform)
 
 
 def load_draft(
@@ -125,7 +146,16 @@ def load_draft(
     """
     architecture = read_architecture(folder)
     check_draft(target.architecture, target.tokenizer, architecture, folder)
-    return LoadedDraft(*load_decoder(speculative, config, platform, architecture, folder, target.num_threads, progress))
+    loaded = load_decoder(speculative, config, platform, architecture, folder, target.num_threads, progress)
+    if not platform.is_accelerator:
+        return LoadedDraft(*loaded)
+    return DeviceDraft(*loaded, platform if _is_captured(config, architecture) else None)
+
+
+def _is_captured(config: EngineConfig, architecture: Architecture) -> bool:
+    """Return True if passes of a draft model can be captured as graphs; see `device_runners` on those of its target."""
+    loops = config.kernels == "torch" and any(isinstance(layer.mlp, MoeSpec) for layer in architecture.layers)
+    return not (config.enforce_eager or loops)
 
 
 def load_decoder(
@@ -165,6 +195,9 @@ def _choose(
 ) -> tuple[ModelPlan, AttentionChoice, str]:
     """Choose kernels and attention for the draft model, like the model's where possible; says what differs and why."""
     refusal: InvalidConfig | None = None
+    if platform.is_accelerator:
+        # The only attention on GPUs that takes in its graphs what no host has planned.
+        config = dataclasses.replace(config, attention_backend="triton")
     for choices in (dict[str, Any](), *_OTHER_CHOICES):
         own = dataclasses.replace(config, **choices)
         try:

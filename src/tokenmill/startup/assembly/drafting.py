@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from tokenmill.startup.assembly.draft_loading import LoadedDraft
 
 
+NO_HEADS = (
+    "--speculative-config: draft heads and MTP layers run on CPUs so far; draft models, ngram and suffix anywhere"
+)
+
+
 def find_draft(
     config: EngineConfig,
     platform: Platform,
@@ -39,7 +44,7 @@ def find_draft(
     if speculative is None or not speculative.loads_weights:
         return None
     if platform.is_accelerator:
-        raise InvalidConfig("--speculative-config: a draft model runs on CPUs so far; ngram and suffix run anywhere")
+        _check_accelerator(speculative, config)
     from tokenmill.startup.assembly.draft_loading import Target, load_draft
     from tokenmill.startup.assembly.head_loading import load_head, load_mtp
 
@@ -49,9 +54,29 @@ def find_draft(
             return load_mtp(speculative, config, platform, target, folder, progress)
         own = fetch(speculative.model, None, config.download_dir, progress)
         is_head = speculative.method == "eagle3" or is_draft_head(read_json(own, CONFIG_NAME))
+        if is_head and platform.is_accelerator:
+            raise InvalidConfig(NO_HEADS)
         return (load_head if is_head else load_draft)(speculative, config, platform, target, own, progress)
 
 
 def speculation_of(config: EngineConfig, platform: Platform) -> SpeculativeConfig | None:
     """Return the speculation that a config asks for on this platform; None: no speculation."""
     return settled(parse_config(config.speculative_config), platform.is_accelerator)
+
+
+def _check_accelerator(speculative: SpeculativeConfig, config: EngineConfig) -> None:
+    """Refuse what cannot draft on a GPU, before anything is read.
+
+    Raises:
+        InvalidConfig: which setting, and what to change.
+    """
+    if speculative.method in ("eagle3", "mtp"):
+        raise InvalidConfig(NO_HEADS)
+    if config.num_ranks > 1:
+        raise InvalidConfig(
+            "--speculative-config: a draft model needs one GPU: leave out --tensor-parallel-size, or take suffix"
+        )
+    if speculative.quantization in ("int8", "int4"):
+        raise InvalidConfig(
+            f"--speculative-config: quantization {speculative.quantization} is for CPUs: leave it out, or say none"
+        )

@@ -61,6 +61,7 @@ def capture(platform: Platform, runner: ModelRunner, timer: StartupTimer) -> str
     with timer.phase("capturing graphs") as progress:
         before = platform.available_bytes()
         count = runner.graphs.capture(progress)
+        count += 0 if runner.draft_model is None else runner.draft_model.capture(progress)
         taken = max(0, before - platform.available_bytes()) / MIB
         logger.info("captured %d CUDA graphs, which took %.0f MiB", count, taken)
         return f", {count} graphs, {taken:,.0f} MiB"
@@ -90,7 +91,9 @@ def room_for_kv(
     try:
         if runner.graphs is not None:
             runner.graphs.capture(count=1)
+            if runner.draft_model is not None:
+                runner.draft_model.capture(lambda done, total: None, 1)
         drive(runner)
-        return platform.untouched_bytes() + memory.attention.kv.num_bytes
+        return platform.untouched_bytes() + memory.kv_bytes
     finally:
         runner.close()

@@ -166,7 +166,7 @@ def _room_for_kv(assembly: Assembly) -> int:
     size = assembly.sized(least_size(config, limits.max_model_len, window))
 
     def make() -> tuple[ModelRunner, StepMemory]:
-        memory = allocate(config, platform, model.decoder, model.attention, size)
+        memory = allocate(config, platform, model.decoder, model.attention, size, model.draft)
         return _make_runner(assembly, memory), memory
 
     def drive(runner: ModelRunner) -> None:

@@ -13,6 +13,7 @@ from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.runner.executor import Executor
 from tokenmill.engine.runner.model_runner import ModelRunner, PipelinedRunner
+from tokenmill.engine.speculation.drafts import StepDrafter
 from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.drafting import speculation_of
@@ -27,6 +28,8 @@ class Speculation(Capability):
         self._assembly = assembly
         self._config = config
         self._settings: SpeculationSettings | None = None
+        # Of the runner that is being made.
+        self._drafter: StepDrafter | None = None
 
     @classmethod
     def install(cls, assembly: Assembly) -> Self | None:
@@ -37,16 +40,20 @@ class Speculation(Capability):
         return None if config is None else cls(assembly, config)
 
     def row_extensions(self, memory: StepMemory) -> Sequence[RowExtension]:
-        """Let steps keep what a draft head takes."""
+        """Let steps keep what a draft head takes, and send what a draft model on a device does."""
         draft = self._assembly.model.draft
-        return () if draft is None else draft.extensions
+        if draft is None:
+            return ()
+        if memory.draft is not None:
+            max_len = memory.size.max_model_len
+            self._drafter = draft.bind(memory.draft, memory.tables, max_len, memory.beside)
+        return (*draft.extensions, *([self._drafter] if isinstance(self._drafter, RowExtension) else []))
 
     def complete(self, runner: ModelRunner, memory: StepMemory) -> None:
         """Let the draft model, if there is one, propose what may follow each step."""
-        draft = self._assembly.model.draft
-        if draft is not None and memory.draft is not None and not isinstance(runner, PipelinedRunner):
-            max_len = memory.size.max_model_len
-            runner.draft_model = draft.bind(memory.draft, memory.tables, max_len, memory.beside)
+        if not isinstance(runner, PipelinedRunner):
+            runner.draft_model = self._drafter
+        self._drafter = None
 
     def settle(self, header: LogHeader, memory: StepMemory, executor: Executor) -> LogHeader:
         """Add everything that decides drafts, unless no step can be measured that has any."""
