@@ -76,6 +76,13 @@ class LyingDrafter(KnowingDrafter):
         return np.array(drafts, dtype=np.int32)
 
 
+class HoldingDrafter(LyingDrafter):
+    """Waits for launched steps, so that drafts come with overlap too."""
+
+    def holds(self, request: Request, num_running: int) -> bool:
+        return True
+
+
 def requests(rng: random.Random, kinds: list[dict[str, Any]], length: int) -> list[AddRequest]:
     made = []
     for number, kind in enumerate(kinds):

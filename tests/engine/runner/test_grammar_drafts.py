@@ -15,7 +15,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.engine.runner.fake_platform import FakePlatform
-from tests.engine.runner.test_drafts import LyingDrafter, requests
+from tests.engine.runner.test_drafts import HoldingDrafter, LyingDrafter, requests
 from tests.engine.runner.test_not_numbers import run, running
 from tests.engine.runner.told import assert_same, told
 from tests.model.kernels.gpu import DEVICE
@@ -64,13 +64,6 @@ def demo_kinds() -> list[dict[str, Any]]:
         {"temperature": 1.0, "grammar": grammar(choice=("the quick brown fox", "a lazy dog sleeps")), "logprobs": 1},
         {"temperature": 1.0, "logprobs": 1},
     ]
-
-
-class HoldingDrafter(LyingDrafter):
-    """Waits for launched steps, so that drafts come with overlap too."""
-
-    def holds(self, request: Request, num_running: int) -> bool:
-        return True
 
 
 class ForcedDrafter(HoldingDrafter):

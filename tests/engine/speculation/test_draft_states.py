@@ -11,7 +11,15 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.engine.runner.fake_platform import FakePlatform
 from tests.engine.runner.test_draft_model import greedy, prompts
-from tests.engine.runner.test_drafts import KINDS, NATIVE, LyingDrafter, check, nan_in_new_memory, requests
+from tests.engine.runner.test_drafts import (
+    KINDS,
+    NATIVE,
+    HoldingDrafter,
+    LyingDrafter,
+    check,
+    nan_in_new_memory,
+    requests,
+)
 from tests.engine.runner.test_not_numbers import run, running
 from tests.engine.runner.told import assert_same, told
 from tests.model.kernels.gpu import DEVICE
@@ -32,8 +40,9 @@ def answers(engine: Engine, wanted: list[AddRequest]) -> list[Any]:
     return [told(ran[request.id]) for request in wanted]
 
 
-def lying(wanted: list[AddRequest], plain: list[Any], rng: random.Random) -> LyingDrafter:
-    return LyingDrafter({one.id: own[0][0] for one, own in zip(wanted, plain, strict=True)}, rng)
+def lying(wanted: list[AddRequest], plain: list[Any], rng: random.Random, is_overlap: bool = False) -> LyingDrafter:
+    kind = HoldingDrafter if is_overlap else LyingDrafter
+    return kind({one.id: own[0][0] for one, own in zip(wanted, plain, strict=True)}, rng)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +58,7 @@ def test_no_output_changes_whatever_is_asked_for(tmp_path: Path, family: str, op
     with running(model, **options) as engine:
         plain = answers(engine, wanted)
         for _ in range(2):
-            engine.scheduler.state.drafters = (lying(wanted, plain, rng),)
+            engine.scheduler.state.drafters = (lying(wanted, plain, rng, "async_scheduling" in options),)
             assert_same(plain, answers(engine, wanted), options is not TORCH)
         stats = engine.stats()
         assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens  # how many depends on the drawn requests

@@ -23,7 +23,7 @@ import transformers
 from tests.checkpoints import load_oracle, make_checkpoint
 from tests.draft_heads import FORMS, HeadShape, make_head
 from tests.engine.runner.test_draft_model import Holding, Offering, answers, config, greedy, prompts
-from tests.engine.runner.test_drafts import KINDS, NATIVE, LyingDrafter, requests
+from tests.engine.runner.test_drafts import KINDS, NATIVE, HoldingDrafter, LyingDrafter, requests
 from tests.engine.runner.test_not_numbers import run
 from tests.engine.runner.told import assert_same
 from tests.engine.speculation.reference_head import ReferenceHead
@@ -131,8 +131,9 @@ def head_of(engine: Engine) -> EagleHead:
     return head
 
 
-def lying(wanted: list[AddRequest], plain: list[Any], rng: random.Random) -> LyingDrafter:
-    return LyingDrafter({one.id: own[0][0] for one, own in zip(wanted, plain, strict=True)}, rng)
+def lying(wanted: list[AddRequest], plain: list[Any], rng: random.Random, is_overlap: bool = False) -> LyingDrafter:
+    kind = HoldingDrafter if is_overlap else LyingDrafter
+    return kind({one.id: own[0][0] for one, own in zip(wanted, plain, strict=True)}, rng)
 
 
 @pytest.fixture(autouse=True)
@@ -266,10 +267,10 @@ def test_no_output_changes_whatever_is_asked_for(tmp_path: Path, family: str, op
     target = make_checkpoint(tmp_path / "model", family, seed=SEED, **{"hidden_size": 64, **shape})
     head = make_head(tmp_path / "head", target, HeadShape(num_draft_tokens=150, boundaries=(0, 1, 1)), SEED)
     wanted = requests(rng, KINDS, 40)
-    is_exact, is_overlap = options is not TORCH and options["kernels"] == "native", options.get("async_scheduling")
+    is_exact, is_overlap = options is not TORCH and options["kernels"] == "native", "async_scheduling" in options
     with drafting(target, None, **options) as (engine, _):
         plain = answers(engine, wanted)
-    drafters = [Holding if is_overlap else Offering, lambda: lying(wanted, plain, rng)]
+    drafters = [Holding if is_overlap else Offering, lambda: lying(wanted, plain, rng, is_overlap)]
     for drafter in drafters:
         with drafting(target, head, drafter, **options) as (engine, _):
             assert_same(plain, answers(engine, wanted), is_exact)
