@@ -83,6 +83,11 @@ class HoldingDrafter(LyingDrafter):
         return True
 
 
+def lying(wanted: list[AddRequest], plain: list[Any], rng: random.Random, is_overlap: bool = False) -> LyingDrafter:
+    kind = HoldingDrafter if is_overlap else LyingDrafter
+    return kind({one.id: own[0][0] for one, own in zip(wanted, plain, strict=True)}, rng)
+
+
 def requests(rng: random.Random, kinds: list[dict[str, Any]], length: int) -> list[AddRequest]:
     made = []
     for number, kind in enumerate(kinds):

@@ -14,8 +14,6 @@ from tests.engine.runner.test_draft_model import greedy, prompts
 from tests.engine.runner.test_drafts import (
     KINDS,
     NATIVE,
-    HoldingDrafter,
-    LyingDrafter,
     check,
     nan_in_new_memory,
     requests,
@@ -38,11 +36,6 @@ TIGHT: dict[str, Any] = {"num_pages": 13, "max_model_len": 120, "admission": "op
 def answers(engine: Engine, wanted: list[AddRequest]) -> list[Any]:
     ran = run(engine, wanted)
     return [told(ran[request.id]) for request in wanted]
-
-
-def lying(wanted: list[AddRequest], plain: list[Any], rng: random.Random, is_overlap: bool = False) -> LyingDrafter:
-    kind = HoldingDrafter if is_overlap else LyingDrafter
-    return kind({one.id: own[0][0] for one, own in zip(wanted, plain, strict=True)}, rng)
 
 
 @pytest.mark.parametrize(

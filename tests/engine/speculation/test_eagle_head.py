@@ -23,13 +23,12 @@ import transformers
 from tests.checkpoints import load_oracle, make_checkpoint
 from tests.draft_heads import FORMS, HeadShape, make_head
 from tests.engine.runner.test_draft_model import Holding, Offering, answers, config, greedy, prompts
-from tests.engine.runner.test_drafts import KINDS, NATIVE, HoldingDrafter, LyingDrafter, requests
+from tests.engine.runner.test_drafts import KINDS, NATIVE, lying, requests
 from tests.engine.runner.test_not_numbers import run
 from tests.engine.runner.told import assert_same
 from tests.engine.speculation.reference_head import ReferenceHead
 from tests.seeding import seed_for
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
-from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.request import Proposal
 from tokenmill.engine.loop.engine import Engine
@@ -129,11 +128,6 @@ def head_of(engine: Engine) -> EagleHead:
     head = executor.runner.draft_model
     assert isinstance(head, EagleHead)
     return head
-
-
-def lying(wanted: list[AddRequest], plain: list[Any], rng: random.Random, is_overlap: bool = False) -> LyingDrafter:
-    kind = HoldingDrafter if is_overlap else LyingDrafter
-    return kind({one.id: own[0][0] for one, own in zip(wanted, plain, strict=True)}, rng)
 
 
 @pytest.fixture(autouse=True)
