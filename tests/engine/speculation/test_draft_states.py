@@ -11,13 +11,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.engine.runner.fake_platform import FakePlatform
 from tests.engine.runner.test_draft_model import greedy, prompts
-from tests.engine.runner.test_drafts import (
-    KINDS,
-    NATIVE,
-    check,
-    nan_in_new_memory,
-    requests,
-)
+from tests.engine.runner.test_drafts import KINDS, NATIVE, check, lying, nan_in_new_memory, requests
 from tests.engine.runner.test_not_numbers import run, running
 from tests.engine.runner.told import assert_same, told
 from tests.model.kernels.gpu import DEVICE

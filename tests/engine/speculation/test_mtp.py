@@ -17,10 +17,10 @@ import torch
 
 from tests.checkpoints import load_oracle, make_checkpoint
 from tests.engine.runner.test_draft_model import Holding, Offering, config, greedy, prompts
-from tests.engine.runner.test_drafts import KINDS, NATIVE, requests
+from tests.engine.runner.test_drafts import KINDS, NATIVE, lying, requests
 from tests.engine.runner.test_not_numbers import run
 from tests.engine.runner.told import assert_same
-from tests.engine.speculation.test_draft_states import SHAPE, TIGHT, answers, lying
+from tests.engine.speculation.test_draft_states import SHAPE, TIGHT, answers
 from tests.engine.speculation.test_eagle_head import Watch, head_of
 from tests.model.weights.gguf_writer import write_gguf
 from tests.mtp_layers import MtpLayer, add_copy, add_mtp
