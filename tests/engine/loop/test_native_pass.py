@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="the native kern
         ("granite", {}, ", one call a step"),
         ("qwen3_moe", {}, ", one call a step"),
         ("qwen3", {"attention_backend": "cpu"}, ", one call a kernel: the attention is not native"),
-        ("qwen3", {"dtype": "float32"}, "the native kernels are for bfloat16, not float32"),
+        ("qwen3", {"dtype": "float32"}, "not float32; only encoders run natively in float32"),
     ],
 )
 def test_the_reason_is_told(tmp_path: Path, family: str, flags: dict[str, Any], sentence: str) -> None:
