@@ -1,4 +1,7 @@
-"""Saves take the memory of a page or two, however long the conversation is: bytes that Python allocates are counted."""
+"""Saves take the memory of a page or two, however long the conversation is: bytes that Python allocates are counted.
+
+And loads from a disk have the pages fetched that come next.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ from tokenmill.core.transfers import LoadOrder, SaveOrder
 from tokenmill.engine.transfer.orders import Movers, PageLoad, PageSave, write_one_by_one
 from tokenmill.engine.transfer.protocol import SourceContext
 from tokenmill.engine.transfer.session_file import SessionForm
+from tokenmill.engine.transfer.slot_file import SlotFile
 from tokenmill.engine.transfer.slot_table import RUN_BYTES
-from tokenmill.engine.transfer.tier import Tier
+from tokenmill.engine.transfer.slots import Slot
+from tokenmill.engine.transfer.tier import RUNS_AHEAD, Tier
 from tokenmill.startup.assembly.kv_sources import disk_tier, host_tier, session_files
 
 KEY = CacheKey("model")
@@ -103,3 +108,33 @@ def test_the_peak_of_a_save_does_not_grow_with_the_conversation(
     few, many = peaks
     assert many < 2 * PAGE_BYTES + MANY * BYTES_BESIDES, "a page and its slot, not the conversation"
     assert many - few < (MANY - FEW) * BYTES_BESIDES
+
+
+def test_a_disk_fetches_the_runs_that_are_read_next(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, int]] = []
+    expect, read_pages = SlotFile.expect, SlotFile.read_pages
+
+    def expecting(self: SlotFile, slots: Sequence[Slot]) -> None:
+        calls.append(("expected", slots[0].number))
+        expect(self, slots)
+
+    def reading(self: SlotFile, slots: Sequence[Slot], data: memoryview) -> int:
+        calls.append(("read", slots[0].number))
+        return read_pages(self, slots, data)
+
+    tokens = rng.integers(0, 1000, MANY * PAGE_SIZE, dtype=np.int32)
+    tier = disk_tier(SourceContext(Pattern(), PAGE_SIZE, 64, "f"), tmp_path, MANY * (PAGE_BYTES + 4096))
+    saved(tier, Pattern(), tokens)
+    monkeypatch.setattr(SlotFile, "expect", expecting)
+    monkeypatch.setattr(SlotFile, "read_pages", reading)
+    loaded(tier, tokens)
+    tier.close()
+    reads = [number for kind, number in calls if kind == "read"]
+    assert len(reads) == MANY * PAGE_BYTES // RUN_BYTES
+    assert [number for kind, number in calls if kind == "expected"] == reads[1:]
+    for place, (kind, number) in enumerate(calls):
+        if kind == "expected":
+            num_read = sum(kind == "read" for kind, _ in calls[:place])
+            assert num_read <= reads.index(number) <= num_read + RUNS_AHEAD

@@ -62,6 +62,9 @@ class FileSlots:
         """Refuse: files stay as they are."""
         raise AssertionError("a session file is written as a whole")
 
+    def expect(self, slots: Sequence[Slot]) -> None:
+        """Do nothing: each run opens its file."""
+
     def read_pages(self, slots: Sequence[Slot], data: memoryview) -> int:
         """Read pages of one file; 0 if it is gone."""
         return read_elsewhere(self._form, cast("Sequence[NeighbourSlot]", slots), data)

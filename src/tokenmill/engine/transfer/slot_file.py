@@ -102,6 +102,12 @@ class SlotFile:
         while start < len(data):
             start += os.pwrite(self._pages, data[start:], position + start)
 
+    def expect(self, slots: Sequence[Slot]) -> None:
+        """Have the system read the pages of slots that follow each other into its page cache, where it can be told."""
+        size = self.form.slot_bytes
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._pages, slots[0].number * size, len(slots) * size, os.POSIX_FADV_WILLNEED)
+
     def read_pages(self, slots: Sequence[Slot], data: memoryview) -> int:
         """Read the pages of slots that follow each other, unchecked; return how many are there, from the first on."""
         return self.form.read_pages(self._pages, slots, data)

@@ -140,6 +140,10 @@ class SlotTable:
                 yield slots[start:end]
                 start = end
 
+    def expect(self, run: Sequence[Slot]) -> None:
+        """Begin to fetch a run that is read soon."""
+        self.store.expect(run)
+
     def read_run(self, run: Sequence[Slot]) -> memoryview:
         """Return the pages of a run, one behind another, until the next call: as many as are there, unchecked.
 
@@ -205,6 +209,11 @@ class SharedTable(SlotTable):
         """Forget everything that is there now."""
         super().clear()
         self._others.clear()
+
+    def expect(self, run: Sequence[Slot]) -> None:
+        """Begin to fetch a run of this engine's own file."""
+        if not isinstance(run[0], NeighbourSlot):
+            super().expect(run)
 
     def _read_pages(self, run: Sequence[Slot], data: memoryview) -> int:
         if isinstance(run[0], NeighbourSlot):

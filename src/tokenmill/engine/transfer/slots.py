@@ -69,6 +69,9 @@ class SlotStore(Protocol):
     def write(self, number: int, data: memoryview) -> None:
         """Write a page to a slot. Raises OSError."""
 
+    def expect(self, slots: Sequence[Slot]) -> None:
+        """Begin to fetch the pages of slots that follow each other, which are read soon; do not wait for them."""
+
     def read_pages(self, slots: Sequence[Slot], data: memoryview) -> int:
         """Read the pages of slots that follow each other into `data`, one behind another. Raises OSError.
 
@@ -103,6 +106,9 @@ class SlotMemory:
     def write(self, number: int, data: memoryview) -> None:
         """Copy a page into a slot."""
         self._pages[number] = np.frombuffer(data, dtype=np.uint8)
+
+    def expect(self, slots: Sequence[Slot]) -> None:
+        """Do nothing: they are there."""
 
     def read_pages(self, slots: Sequence[Slot], data: memoryview) -> int:
         """Copy pages from slots that follow each other."""

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 5.0
 # How long a lookup waits for what other engines have stored, on a disk that may be busy; then what is known must do.
 CATCH_UP_SECONDS = 2.0
+# Runs of pages that a disk fetches while those before are copied.
+RUNS_AHEAD = 8
 
 
 class Tier:
@@ -189,9 +191,11 @@ class Tier:
         self, load: PageLoad, table: SlotTable, slots: list[Slot], fill: Callable[[int, memoryview, list[int]], int]
     ) -> bool:
         """Fill pages of a load from these slots of a table; return True if all of them are whole."""
-        number, size = 0, table.store.page_bytes
-        for run in table.runs(slots):
+        number, size, runs = 0, table.store.page_bytes, list(table.runs(slots))
+        for index, run in enumerate(runs):
             try:
+                for later in runs[index + RUNS_AHEAD if index else 1 : index + RUNS_AHEAD + 1]:
+                    table.expect(later)
                 data = table.read_run(run)
             except OSError as error:
                 table.give_up(error)
