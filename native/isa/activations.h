@@ -1,5 +1,5 @@
 // Rows of x, the operand A of the GEMM, as the micro-kernels of a format read them: bf16, or int8 with a scale for each
-// group of 32 inputs, or for each K block of rotated ones.
+// group of 32 inputs, or for each 256 of rotated ones.
 #pragma once
 
 #include <memory>

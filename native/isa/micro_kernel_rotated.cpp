@@ -7,7 +7,7 @@ namespace tokenmill::TM_ISA {
 
 namespace {
 
-constexpr int64_t LINE = 4 * LANES;             // of a K step in a panel
+constexpr int64_t LINE = 4 * LANES;  // of a K step in a panel
 constexpr int64_t UNIT_STEPS = UNIT_SIZE / 4;
 
 template <int M, int P>

@@ -1,5 +1,5 @@
 // The rotation of a K block's inputs before they are rounded to int8: no input stands out behind it, so that one scale
-// fits all of an output's weights, and one a token's whole K block (QuaRot, Ashkboos 2024, arXiv:2404.00456). Weights are
+// fits all of an output's weights, and one 256 inputs of a token (QuaRot, Ashkboos 2024, arXiv:2404.00456). Weights are
 // rotated as inputs are, which leaves their products what they were.
 #pragma once
 

@@ -93,13 +93,20 @@ def test_a_page_that_is_opened_midway_shows_what_one_from_the_start_shows(worked
         charts = page.get_by_role("article", name="Engine 0").locator(".charts")
         return re.search(r"output 0\s+prompt 0\s", charts.inner_text())
 
-    until(early, lambda: shows_all(early) and rests(early))
+    def lists_requests(page):
+        """They come with every second frame, and only once a page has caught up; lanes from before begin with them."""
+        rows = page.get_by_role("article", name="Engine 0").locator(".requests tbody tr").all_inner_texts()
+        listed = worked.http.get(f"{worked.url}/v1/requests").json()["data"]
+        outputs = sorted(int(row.split("\t")[6].replace(",", "")) for row in rows)
+        return outputs == sorted(one["num_output_tokens"] for one in listed)
+
+    until(early, lambda: rests(early) and lists_requests(early) and shows_all(early))
     early.get_by_role("button", name="Pause").click()  # now nobody watches: the server forgets what it has shown
     before = trace_of(early, tmp_path / "early.json")
     early.wait_for_timeout(700)
     late = open_page(f"{worked.url}/#live")
     late.get_by_role("article", name="Engine 0").wait_for()
-    until(late, lambda: shows_all(late) and rests(late))
+    until(late, lambda: rests(late) and lists_requests(late) and shows_all(late))
     late.get_by_role("button", name="Pause").click()
     now = trace_of(late, tmp_path / "late.json")
     assert serious(late) == []
