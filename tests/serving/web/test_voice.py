@@ -154,11 +154,26 @@ def endless_clips(route):
     route.fulfill(response=reply, json=info)
 
 
-def test_everybody_hears_and_sees_that_it_records(hearing, open_page):
+def recording_page(hearing, open_page):
+    """A page whose recordings do not end by themselves, and its button."""
     page = open_page(hearing.url, permissions=["microphone"])
     page.route("**/server_info*", endless_clips)
     page.reload()
-    page.get_by_role("button", name="Record", exact=True).click()
+    record = page.get_by_role("button", name="Record", exact=True)
+    record.wait_for()
+    return page, record
+
+
+def test_a_recording_that_is_stopped_as_soon_as_it_records_is_a_clip(hearing, open_page):
+    page, record = recording_page(hearing, open_page)
+    record.evaluate(STOP.replace("700", "0"))
+    record.click()
+    page.locator("form.composer .file").get_by_text(".wav").wait_for()
+
+
+def test_everybody_hears_and_sees_that_it_records(hearing, open_page):
+    page, record = recording_page(hearing, open_page)
+    record.click()
     stop = page.get_by_role("button", name="Stop recording")
     stop.wait_for()
     assert serious(page) == []
@@ -174,11 +189,7 @@ def test_a_recording_ends_with_the_longest_clip_that_the_model_takes(hearing, op
 
 
 def test_a_second_click_while_the_browser_asks_opens_no_second_recording(hearing, open_page):
-    page = open_page(hearing.url, permissions=["microphone"])
-    page.route("**/server_info*", endless_clips)
-    page.reload()
-    record = page.get_by_role("button", name="Record", exact=True)
-    record.wait_for()
+    page, record = recording_page(hearing, open_page)
     page.evaluate("""() => {
       const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
       globalThis.asked = 0;
@@ -191,11 +202,7 @@ def test_a_second_click_while_the_browser_asks_opens_no_second_recording(hearing
 
 
 def test_a_page_that_is_drawn_seldom_counts_no_seconds_behind_a_stop(hearing, open_page):
-    page = open_page(hearing.url, permissions=["microphone"])
-    page.route("**/server_info*", endless_clips)
-    page.reload()
-    record = page.get_by_role("button", name="Record", exact=True)
-    record.wait_for()
+    page, record = recording_page(hearing, open_page)
     hold_clock(page)
     page.evaluate("() => { globalThis.requestAnimationFrame = (work) => setTimeout(work, 90); }")
     page.evaluate("() => { globalThis.cancelAnimationFrame = clearTimeout; }")

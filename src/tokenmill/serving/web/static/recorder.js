@@ -45,7 +45,7 @@ async function fileOf(blob, mostSeconds) {
   return new File([wav(mixed)], t("voice.name", { time }), { type: "audio/wav" });
 }
 
-// Records until `end` is called; the file of it, or why there is none, goes to `done`.
+// Records until what it returns is called; the file of it goes to `done`, or why there is none to `fail`.
 async function record(mostSeconds, done, fail) {
   const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
   const recorder = new MediaRecorder(stream);
@@ -59,7 +59,12 @@ async function record(mostSeconds, done, fail) {
       fail(error);
     }
   };
-  recorder.start();
+  // Sound comes a moment after the start: a recording that ends before it holds none.
+  await new Promise((resolve, reject) => {
+    recorder.onstart = resolve;
+    recorder.onerror = ({ error }) => reject(error);
+    recorder.start();
+  });
   return () => recorder.state !== "inactive" && recorder.stop();
 }
 
