@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,9 @@ import transformers
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
-from tests.engine.runner.fake_platform import FakePlatform
-from tests.engine.runner.test_not_numbers import run
-from tests.engine.runner.told import assert_same, told
 from tests.lab.conformance.faulty import Plain
 from tests.model.kernels.gpu import DEVICE
+from tests.model.vision.checks import Images, check_answers, check_gpu, check_logprobs, request_of
 from tests.model.vision.test_llm import GREEDY, NUM_TOKENS, chat, encoder_of, picture, tokens
 from tests.vision_checkpoints import (
     GEMMA_MARKS,
@@ -28,23 +25,14 @@ from tests.vision_checkpoints import (
     load_vision_oracle,
     make_gemma3_checkpoint,
 )
-from tokenmill import LLM, SamplingParams
-from tokenmill.config.configs import EngineConfig
+from tokenmill import LLM
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
-from tokenmill.core.media import MediaInput, MediaSpan, content_digest, with_surrogates
-from tokenmill.core.messages import AddRequest
 from tokenmill.core.scheduling import Feature
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.models.architecture_config import read_architecture
 from tokenmill.model.vision.decoding import decode_image
-from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.model.vision.tower import load_tower
-from tokenmill.startup.assembly.setup import build_engine
-
-Images = Sequence[Image.Image]
-SMALL: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "num_pages": 80, "page_size": 4}
-SMALL |= {"max_model_len": 64, "dtype": "float32", "num_threads": 1, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -78,33 +66,6 @@ def answer_of(oracle: transformers.PreTrainedModel, prompt: list[int], images: I
         pad_token_id=0,
     )
     return answer[0, len(prompt) :].tolist()
-
-
-def check_answers(
-    checkpoint: Path,
-    rng: np.random.Generator,
-    options: dict[str, Any],
-    expected: Callable[[list[int], Images], list[int]],
-) -> None:
-    """Check answers to chats of no, one and two images, asked twice; `expected`: of a prompt's tokens and images."""
-    first, second = picture(rng, 70, 120), picture(rng, 140, 90)
-    chats = [chat(first, "hello"), chat("two: ", first, second, "?"), chat("no image"), chat(second, first)]
-    shown = [[first], [first, second], [], [second, first]]
-    with LLM(checkpoint, **{"dtype": "float32", "num_pages": 200} | options) as llm:
-        for _ in range(2):  # pages are found again
-            for output, images in zip(llm.chat(chats, GREEDY), shown, strict=True):
-                assert tokens(output) == expected(output.prompt_token_ids, images)
-
-
-def check_logprobs(checkpoint: Path, image: Image.Image, expected: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Check the log probabilities of a prompt with an image; `expected`: [tokens, vocabulary] of ids [1, tokens]."""
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, prompt_logprobs=1)
-    with LLM(checkpoint, dtype="float32", num_pages=50) as llm:
-        (output,) = llm.chat(chat("see", image, "what is it"), params)
-    logits = expected(torch.tensor([output.prompt_token_ids]))
-    for position, token_id in enumerate(output.prompt_token_ids[1:]):
-        found = output.prompt_logprobs[position + 1][token_id].logprob
-        assert found == pytest.approx(float(logits[position, token_id]), abs=1e-4)
 
 
 @torch.no_grad()
@@ -286,32 +247,5 @@ def test_a_config_without_a_tower_is_one_of_text(checkpoint: Path, tmp_path: Pat
 def test_an_engine_on_a_gpu_tells_what_one_on_a_cpu_tells(checkpoint: Path, rng: np.random.Generator) -> None:
     spec = read_vision(checkpoint)
     assert spec is not None
-    wanted = [request_of(spec, rng, number, count) for number, count in enumerate([1, 0, 2, 1])]
-    config = EngineConfig(model=str(checkpoint), **SMALL).resolve()
-    told_by = []
-    for platform in (None, FakePlatform()):
-        engine = build_engine(config, platform=platform).engine
-        try:
-            first, again = run(engine, wanted), run(engine, wanted[:1])  # from the caches
-            told_by.append([told(first[one.id]) for one in wanted] + [told(again["0"])])
-        finally:
-            engine.close()
-    assert_same(*told_by, is_exact=False)
-
-
-def request_of(spec: VisionSpec, rng: np.random.Generator, name: int, num_images: int, side: int = 0) -> AddRequest:
-    """Text and square images in turns; `side`: in pixels; 0: the spec's own."""
-    side = side or spec.side
-    rows = side // spec.patch_size
-    length = (rows // spec.merge) ** 2
-    ids: list[int] = rng.integers(0, 200, int(rng.integers(1, 6))).tolist()
-    media = []
-    for _ in range(num_images):
-        pixels = rng.integers(0, 256, (1, side, side, 3), dtype=np.uint8).tobytes()
-        digest = content_digest(pixels, side, side, "")
-        span = MediaSpan(len(ids) + 1, length, digest, rows, rows, spec.image_token_id)
-        media.append(MediaInput(span, pixels))
-        ids += [spec.start_token_id, *[spec.image_token_id] * span.length, spec.end_token_id]
-        ids += rng.integers(0, 200, int(rng.integers(1, 6))).tolist()
-    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=2)
-    return AddRequest(id=str(name), prompt_token_ids=with_surrogates(ids, media), params=params, media=media)
+    size = (spec.side // spec.factor, spec.side // spec.factor)
+    check_gpu(checkpoint, [request_of(spec, rng, number, count * [size]) for number, count in enumerate([1, 0, 2, 1])])

@@ -18,22 +18,17 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
     get_aspect_ratio_preserving_size,
 )
 
-from tests.engine.runner.fake_platform import FakePlatform
-from tests.engine.runner.test_not_numbers import run
-from tests.engine.runner.told import assert_same, told
 from tests.model.kernels.gpu import DEVICE
-from tests.model.vision.test_gemma3 import SMALL, check_answers, check_logprobs, request_of
+from tests.model.vision.checks import check_answers, check_gpu, check_logprobs, check_native_pass, request_of
 from tests.model.vision.test_llm import GREEDY, NUM_TOKENS, chat, picture
 from tests.vision_checkpoints import GEMMA4_TOKENS, GEMMA_MARKS, load_vision_oracle, make_gemma4_checkpoint
-from tokenmill import LLM, SamplingParams
-from tokenmill.config.configs import EngineConfig
+from tokenmill import LLM
 from tokenmill.core.errors import InvalidCheckpoint, InvalidRequest
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.vision.decoding import decode_image
 from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.model.vision.tower import load_tower
-from tokenmill.startup.assembly.setup import build_engine
 
 Images = Sequence[Image.Image]
 
@@ -147,32 +142,14 @@ def test_the_prompt_is_that_of_the_processor(checkpoint: Path, rng: np.random.Ge
 @pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
 def test_the_native_pass_is_close_to_torch_however_prompts_are_cut(tmp_path: Path, rng: np.random.Generator) -> None:
     folder = make_gemma4_checkpoint(tmp_path, dtype=torch.bfloat16)
-    asked, params = chat("see: ", picture(rng, 96, 64), " what is it"), SamplingParams(max_tokens=1, prompt_logprobs=0)
-    found = []
-    for options in ({"kernels": "torch"}, {}, {"max_num_batched_tokens": 13, "max_num_seqs": 2}):
-        with LLM(folder, num_pages=100, num_threads=1, page_size=16, **options) as llm:
-            (output,) = llm.chat(asked, params)
-            found.append([next(iter(one.values())).logprob for one in output.prompt_logprobs[1:] if one])
-    plain, native, cut = np.array(found)
-    assert np.array_equal(native, cut)
-    assert np.abs(plain - native).mean() < 0.1, "bfloat16 rounds"
+    check_native_pass(folder, rng, {"max_num_batched_tokens": 13, "max_num_seqs": 2})
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="interpreted")
 def test_an_engine_on_a_gpu_tells_what_one_on_a_cpu_tells(checkpoint: Path, rng: np.random.Generator) -> None:
     spec = read_vision(checkpoint)
     assert spec is not None
-    wanted = [request_of(spec, rng, number, count, 3 * spec.factor) for number, count in enumerate([1, 0, 2])]
-    config = EngineConfig(model=str(checkpoint), **SMALL).resolve()
-    told_by = []
-    for platform in (None, FakePlatform()):
-        engine = build_engine(config, platform=platform).engine
-        try:
-            outputs = run(engine, wanted)
-            told_by.append([told(outputs[one.id]) for one in wanted])
-        finally:
-            engine.close()
-    assert_same(*told_by, is_exact=False)
+    check_gpu(checkpoint, [request_of(spec, rng, number, count * [(3, 3)]) for number, count in enumerate([1, 0, 2])])
 
 
 def test_videos_are_refused(checkpoint: Path, rng: np.random.Generator) -> None:

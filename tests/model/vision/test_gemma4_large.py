@@ -11,21 +11,16 @@ import pytest
 import torch
 import transformers
 
-from tests.engine.runner.fake_platform import FakePlatform
-from tests.engine.runner.test_not_numbers import run
-from tests.engine.runner.told import assert_same, told
 from tests.model.kernels.gpu import DEVICE
-from tests.model.vision.test_gemma3 import SMALL, check_answers, check_logprobs, request_of
+from tests.model.vision.checks import check_answers, check_gpu, check_logprobs, check_native_pass, request_of
 from tests.model.vision.test_gemma4 import answer_of, processed
 from tests.model.vision.test_llm import GREEDY, chat, picture
 from tests.vision_checkpoints import GEMMA4_LARGE, GEMMA4_TOKENS, load_vision_oracle, make_gemma4_checkpoint
-from tokenmill import LLM, SamplingParams
-from tokenmill.config.configs import EngineConfig
+from tokenmill import LLM
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.model.weights.checkpoint import read_architecture
-from tokenmill.startup.assembly.setup import build_engine
 
 # Room for one image, and hardly more: all else of a prompt is cut.
 ONE_IMAGE: dict[str, Any] = {"max_num_batched_tokens": GEMMA4_TOKENS + 2, "max_num_seqs": 4, "page_size": 4}
@@ -95,29 +90,11 @@ def test_the_native_pass_is_close_to_torch_however_prompts_are_cut(tmp_path: Pat
     # Every token has all experts: that another rounding chooses others would move rows far.
     all_experts = {"num_experts": 3, "top_k_experts": 3}
     folder = make_gemma4_checkpoint(tmp_path, dtype=torch.bfloat16, clips=False, **GEMMA4_LARGE | all_experts)
-    asked, params = chat("see: ", picture(rng, 96, 64), " what is it"), SamplingParams(max_tokens=1, prompt_logprobs=0)
-    found = []
-    for options in ({"kernels": "torch"}, {}, {**ONE_IMAGE, "page_size": 16}):
-        with LLM(folder, num_pages=100, num_threads=1, **{"page_size": 16} | options) as llm:
-            (output,) = llm.chat(asked, params)
-            found.append([next(iter(one.values())).logprob for one in output.prompt_logprobs[1:] if one])
-    plain, native, cut = np.array(found)
-    assert np.array_equal(native, cut)
-    assert np.abs(plain - native).mean() < 0.1, "bfloat16 rounds"
+    check_native_pass(folder, rng, ONE_IMAGE | {"page_size": 16})
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="interpreted")
 def test_an_engine_on_a_gpu_tells_what_one_on_a_cpu_tells(checkpoint: Path, rng: np.random.Generator) -> None:
     spec = read_vision(checkpoint)
     assert spec is not None
-    wanted = [request_of(spec, rng, number, count, 3 * spec.factor) for number, count in enumerate([1, 0, 2])]
-    config = EngineConfig(model=str(checkpoint), **SMALL).resolve()
-    told_by = []
-    for platform in (None, FakePlatform()):
-        engine = build_engine(config, platform=platform).engine
-        try:
-            first = run(engine, wanted)
-            told_by.append([told(first[one.id]) for one in wanted])
-        finally:
-            engine.close()
-    assert_same(*told_by, is_exact=False)
+    check_gpu(checkpoint, [request_of(spec, rng, number, count * [(3, 3)]) for number, count in enumerate([1, 0, 2])])
