@@ -16,6 +16,17 @@ from tokenmill.core.request import CacheKey
 from tokenmill.core.transfers import Export
 from tokenmill.engine.kv.window_pages import WindowSettings, most_window_pages, num_pages_ahead
 
+ANY: dict[str, st.SearchStrategy[object]] = {
+    "page_size": st.sampled_from([1, 2, 4]),
+    "max_num_seqs": st.integers(1, 5),
+    "policy": st.sampled_from(["fair", "fcfs", "priority"]),
+    "admission": st.sampled_from(["whole-prompt", "optimistic", "reserve"]),
+    "depth": st.sampled_from([1, 2, 4]),
+    "eos": st.frozensets(st.integers(0, 49), max_size=6),
+    "seed": st.integers(0, 2**32),
+    "trouble": st.sampled_from([0.0, 0.1, 0.4]),
+}
+
 
 class TransferTrace(SchedulerTrace):
     """Requests whose KV is elsewhere, stored, kept and lost."""
@@ -23,19 +34,12 @@ class TransferTrace(SchedulerTrace):
     harness: TransferHarness
 
     @initialize(
+        **ANY,
         num_pages=st.integers(8, 20),
-        page_size=st.sampled_from([1, 2, 4]),
-        max_num_seqs=st.integers(1, 5),
         budget=st.integers(5, 24),
         threshold=st.sampled_from([0, 0, 3]),
-        policy=st.sampled_from(["fair", "fcfs", "priority"]),
         batch_policy=st.sampled_from(["mixed", "decode-first", "prefill-first"]),
-        admission=st.sampled_from(["whole-prompt", "optimistic", "reserve"]),
-        depth=st.sampled_from([1, 2, 4]),
         drafts=st.sampled_from([0, 0, 4]),
-        eos=st.frozensets(st.integers(0, 49), max_size=6),
-        seed=st.integers(0, 2**32),
-        trouble=st.sampled_from([0.0, 0.1, 0.4]),
         least_copied=st.sampled_from([0, 1, 2]),
     )
     def start(self, num_pages: int, page_size: int, **overrides: object) -> None:
@@ -69,17 +73,10 @@ class StateTransferTrace(TransferTrace):
     """The same for a model with recurrent states, which are stored, loaded and lost with their pages."""
 
     @initialize(
+        **ANY,
         num_pages=st.integers(8, 20),
-        page_size=st.sampled_from([1, 2, 4]),
-        max_num_seqs=st.integers(1, 5),
         spare=st.integers(0, 8),
         budget=st.integers(5, 24),
-        policy=st.sampled_from(["fair", "fcfs", "priority"]),
-        admission=st.sampled_from(["whole-prompt", "optimistic", "reserve"]),
-        depth=st.sampled_from([1, 2, 4]),
-        eos=st.frozensets(st.integers(0, 49), max_size=6),
-        seed=st.integers(0, 2**32),
-        trouble=st.sampled_from([0.0, 0.1, 0.4]),
     )
     def start(self, num_pages: int, page_size: int, spare: int, max_num_seqs: int, **overrides: object) -> None:
         slots = max_num_seqs + spare
@@ -90,21 +87,14 @@ class WindowTransferTrace(TransferTrace):
     """The same for a model with a window group, whose pages are promised to loads, read by saves, and run short."""
 
     @initialize(
+        **ANY,
         num_pages=st.integers(12, 40),
-        page_size=st.sampled_from([1, 2, 4]),
         window=st.integers(1, 9),
         num_windows=st.integers(1, 3),
         num_for_saves=st.integers(0, 10),
         is_ample=st.sampled_from([False, False, False, True]),
-        max_num_seqs=st.integers(1, 5),
         budget=st.integers(5, 12),
-        policy=st.sampled_from(["fair", "fcfs", "priority"]),
-        admission=st.sampled_from(["whole-prompt", "optimistic", "reserve"]),
-        depth=st.sampled_from([1, 2, 4]),
         drafts=st.sampled_from([0, 0, 4]),
-        eos=st.frozensets(st.integers(0, 49), max_size=6),
-        seed=st.integers(0, 2**32),
-        trouble=st.sampled_from([0.0, 0.1, 0.4]),
         least_copied=st.sampled_from([0, 1, 2]),
     )
     def start(  # type: ignore[override]
