@@ -6,36 +6,23 @@
 #include <cmath>
 #include <cstring>
 
-#include "isa/simd.h"
+#include "isa/hadamard.h"
 #include "paged_attention.h"
 
 namespace tokenmill::TM_ISA {
-
-template <int HALF>
-inline void add_and_subtract(float* x, int size) {
-  for (int i = 0; i < size; i += 2 * HALF) {
-    for (int j = i; j < i + HALF; ++j) {
-      const float a = x[j], b = x[j + HALF];
-      x[j] = a + b;
-      x[j + HALF] = a - b;
-    }
-  }
-}
 
 // The Walsh-Hadamard transform of a head, in place, in blocks of the largest power of two that divides its size, a
 // multiple of 16. It is orthonormal and its own inverse.
 inline void rotate(float* x, int size) {
   const int block = size & -size;
-  add_and_subtract<1>(x, size);
-  add_and_subtract<2>(x, size);
-  add_and_subtract<4>(x, size);
-  add_and_subtract<8>(x, size);
+  for (int d = 0; d < size; d += LANES) store(x + d, transform_lanes(load(x + d)));
   for (int half = LANES; half < block; half *= 2) {
     for (int i = 0; i < size; i += 2 * half) {
       for (int j = i; j < i + half; j += LANES) {
-        const F32 a = load(x + j), b = load(x + j + half);
-        store(x + j, add(a, b));
-        store(x + j + half, sub(a, b));
+        F32 a = load(x + j), b = load(x + j + half);
+        add_and_subtract(a, b);
+        store(x + j, a);
+        store(x + j + half, b);
       }
     }
   }

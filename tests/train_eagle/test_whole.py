@@ -11,6 +11,7 @@ from examples.train_eagle.__main__ import main
 from examples.train_eagle.dialogues import Frame, read
 from examples.train_eagle.export import read_checkpoint
 from examples.train_eagle.features import Features
+from examples.train_eagle.speed import main as measure_speed
 from examples.train_eagle.teacher import Teacher
 from safetensors.torch import load_file
 
@@ -104,3 +105,12 @@ def test_every_dialogue_opens_and_answers_as_the_template_says(run: Path, model:
         assert dialogue.ids[: len(frame.opening)] == frame.opening
         for start, _ in dialogue.answers:
             assert dialogue.ids[start - len(frame.answer) : start] == frame.answer
+
+
+def test_the_speed_is_told_beside_that_without_drafts(run: Path, model: Path) -> None:
+    limits = ("--held-out", "2", "--max-tokens", "8", "--turns", "1", "--temperatures", "0.7", "--lengths", "2")
+    found = measure_speed(["--model", str(model), "--head", str(run / "head"), "--draft", str(model), *limits])
+    rows = {row["way"]: row for row in found["rows"]}
+    assert list(rows) == ["without drafts", "suffix", "head, 2", "draft model, 2"]
+    assert (rows["without drafts"]["times_plain"], rows["without drafts"]["acceptance"]) == (1, None)
+    assert all(row["tokens_s"] > 0 and 1 <= row["tokens_a_step"] <= 3 for row in rows.values())
