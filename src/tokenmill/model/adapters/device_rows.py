@@ -9,8 +9,8 @@ import torch
 
 from tokenmill.core.plan import StepPlan
 from tokenmill.model.adapters.packing import PackedAdapter
-from tokenmill.model.adapters.rows import Find, RowSlots
 from tokenmill.model.adapters.places import HEAD
+from tokenmill.model.adapters.rows import Find, RowSlots
 from tokenmill.model.adapters.slot_memory import SlotMemory, SlottedHead, SlottedRows
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent

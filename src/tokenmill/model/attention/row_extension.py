@@ -2,8 +2,9 @@
 
     plan ─> enter, split ─> arrays are sent ─> apply ─> extend the batch ─> forward, sample with `head_of` each row
     its outcome is there: ended
-    decodes in graphs: extend_decodes, add_logits, once for all replays; `has_any` chooses the graphs, `fits_graph` if there is one;
-                      decoded behind each replay
+    in eager steps on a device: add_logits in the place of `head_of`, which reports on prompts ask
+    decodes in graphs: extend_decodes, add_logits, once for all replays; `has_any` chooses the graphs, `fits_graph` if
+                      there is one; decoded behind each replay
 
 Hooks do nothing unless a subclass overrides them. Plans name rows by number; whatever a row means is kept here.
 """

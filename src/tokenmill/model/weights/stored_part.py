@@ -15,7 +15,7 @@ from tokenmill.model.weights.safetensors_header import StoredTensor
 
 
 def part_bytes(stored: StoredTensor, axis: Axis | None, part: Part) -> int:
-    """Return the bytes that a part of a weight's outputs or inputs takes of a tensor; `axis` None: all, for every part."""
+    """Return the bytes that a part of a weight takes of a tensor; `axis` None: all, for every part."""
     return stored.num_bytes if axis is None else stored.num_bytes * part.count // part.total
 
 
