@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +17,14 @@ from tests.checkpoints import make_checkpoint
 from tests.model.weights.gguf_writer import write_gguf
 from tests.model.weights.quantized_layouts import CASES, quantize
 from tests.model.weights.test_checkpoint import parameters
+from tests.model.weights.test_stacked_experts import packed
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.models.decoder import Decoder
-from tokenmill.model.quantization.packed import dense
+from tokenmill.model.quantization.packed import Mxfp4Rows, QuantizedRows, dense
+from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.sharding.collective import Alone
 from tokenmill.model.sharding.shard import Part, Shard
 from tokenmill.model.weights.checkpoint import read_architecture
@@ -156,8 +159,21 @@ def test_each_rank_that_sums_has_its_rows_and_columns_of_a_gguf_file(
 ) -> None:
     seed, shape = int(rng.integers(2**31)), {"hidden_size": 64, "intermediate_size": 64, **shape}
     stored = write_gguf(make_checkpoint(tmp_path / "model", family, seed=seed, **shape), family, kind)
-    folder, kernels = fetch(str(stored), None, str(tmp_path / "cache")), TorchKernels("float32", "cpu")
-    architecture = read_architecture(folder)
+    check_reads(fetch(str(stored), None, str(tmp_path / "cache")), QuantizedRows | StoredArray)
+
+
+def test_each_rank_that_sums_has_its_rows_and_columns_of_experts_in_mxfp4(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    shape = {"hidden_size": 64, "intermediate_size": 192}  # of three groups of 32 for each
+    folder = make_checkpoint(tmp_path, "gpt_oss", tokenizer=False, **shape)
+    packed(folder, rng)
+    check_reads(folder, Mxfp4Rows)
+
+
+def check_reads(folder: Path, of_experts: Any) -> None:
+    """What each of two ranks reads is its part of what one reads, bit for bit; experts are read as `of_experts`."""
+    architecture, kernels = read_architecture(folder), TorchKernels("float32", "cpu")
     alone = plan_model(folder, architecture, kernels)
     begins = {target.key: target.part.start for target in alone.shapes.targets()}
     whole = {read.key: dense(read.rows()).float32() for read in alone.reads or ()}
@@ -165,11 +181,12 @@ def test_each_rank_that_sums_has_its_rows_and_columns_of_a_gguf_file(
         plan = plan_model(folder, architecture, kernels, collective=Rank(Shard(rank, 2, sums=True)))
         targets, num_cut = {target.key: target for target in plan.shapes.targets()}, 0
         for read in plan.reads or ():
-            target = targets[read.key]
+            target, rows = targets[read.key], read.rows()
             start, columns = target.part.start - begins[read.key], target.columns
             wanted = whole[read.key][start : start + target.part.count]
             wanted = wanted if columns is None else wanted[:, columns.start : columns.stop]
-            assert np.array_equal(dense(read.rows()).float32(), wanted), f"rank {rank}: {read.key}"
+            assert np.array_equal(dense(rows).float32(), wanted), f"rank {rank}: {read.key}"
+            assert target.key.expert is None or target.key.kind == "bias" or isinstance(rows, of_experts)
             num_cut += columns is not None
         experts = max(1, getattr(architecture.layers[0].mlp, "num_experts", 0))
         assert num_cut == len(architecture.layers) * (1 + experts), "attention's and every block's second matrix"

@@ -55,7 +55,7 @@ class DeviceSampler:
         logits = self.logits(outputs, sent["draws"], samples.rows)
         return self.sample_drawn(logits, self.draw(logits, sent["draws"]), samples, metadata, sent, masks)
 
-    def logits(self, outputs: torch.Tensor, draws: torch.Tensor, rows: npt.NDArray[np.int32]) -> torch.Tensor:
+    def logits(self, outputs: torch.Tensor, draws: torch.Tensor, rows: npt.NDArray[np.integer]) -> torch.Tensor:
         """Return the logits of outputs [S, hidden_size], with what is added to them for `rows`, [S] on the host."""
         logits = self._model.logits(outputs)
         for add in self._adding:

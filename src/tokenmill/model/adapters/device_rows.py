@@ -68,7 +68,7 @@ class DeviceRowAdapters(RowExtension):
         return SlottedHead(head, slot) if head is not None and self._heads.get(slot) else None
 
     def add_logits(
-        self, outputs: torch.Tensor, logits: torch.Tensor, rows: torch.Tensor, known: npt.NDArray[np.int32] | None
+        self, outputs: torch.Tensor, logits: torch.Tensor, rows: torch.Tensor, known: npt.NDArray[np.integer] | None
     ) -> None:
         """Add the parts of the rows' adapters that add to the head."""
         head = self._memory.head

@@ -91,7 +91,7 @@ class AdapterReader:
             if not self._is_base(matrix, copy):
                 raise InvalidCheckpoint(f"{path} brings an {matrix[1]} that is not the model's")
         scaling = self._decoder.architecture.logits_scaling
-        outside = {one.place.matrix: _unscaled(one, scaling) for one in read.modules if one.place.matrix[0] == OUTSIDE}
+        outside = {one.place.matrix: _rescaled(one, scaling) for one in read.modules if one.place.matrix[0] == OUTSIDE}
         if self._has_slots:
             matrices |= {matrix: [module] for matrix, module in outside.items()}
         adapter = self._pack(matrices, self._num_layers, self._kernels)
@@ -115,7 +115,7 @@ class AdapterReader:
         return bool(np.abs(ours - theirs).max() <= _CLOSE * np.abs(theirs).max())
 
 
-def _unscaled(module: ReadModule, scaling: float) -> ReadModule:
+def _rescaled(module: ReadModule, scaling: float) -> ReadModule:
     """Return a module as it adds to the model: of the head to logits that are divided by `scaling` already."""
     scale = module.scale / scaling if module.place.matrix == HEAD else module.scale
     return msgspec.structs.replace(module, scale=scale)

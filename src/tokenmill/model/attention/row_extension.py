@@ -30,7 +30,7 @@ Sent = Mapping[str, "Array"]
 """The same arrays on the device; see `ArrayLibrary`."""
 
 
-AddLogits: TypeAlias = "Callable[[Array, Array, Array, npt.NDArray[np.int32] | None], None]"
+AddLogits: TypeAlias = "Callable[[Array, Array, Array, npt.NDArray[np.integer] | None], None]"
 """See `RowExtension.add_logits`."""
 
 
@@ -66,7 +66,7 @@ class RowExtension:
         """Return the addition to the model's head for a row; None: nothing is added."""
         return None
 
-    def add_logits(self, outputs: Array, logits: Array, rows: Array, known: npt.NDArray[np.int32] | None) -> None:
+    def add_logits(self, outputs: Array, logits: Array, rows: Array, known: npt.NDArray[np.integer] | None) -> None:
         """Add to logits [S, vocab_size] of outputs [S, hidden_size] on a device, where all rows are sampled together.
 
         Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from tokenmill.model.quantization.packed import QuantizedRows, Rows
 from tokenmill.model.quantization.stored_array import StoredArray
-from tokenmill.model.sharding.shard import Part
 
 FLOATS = ("F32", "F16", "BF16")
 # AWQ packs eight outputs into a word in this order, lowest bits first.
@@ -36,6 +35,13 @@ class Axis(msgspec.Struct, frozen=True):
 
     index: int = 0
     per_number: int = 1
+
+
+class Inputs(NamedTuple):
+    """Some of a weight's inputs, which a rank has, of `total`."""
+
+    numbers: range
+    total: int
 
 
 class WeightLayout(Protocol):
@@ -64,7 +70,7 @@ class WeightLayout(Protocol):
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
         """Return (out_size, in_size), from the shapes of the tensors."""
 
-    def read(self, parts: Parts, inputs: Part | None = None) -> Rows:
+    def read(self, parts: Parts, inputs: Inputs | None = None) -> Rows:
         """Return the weight, from its tensors by suffix; `inputs`: those that were read; None: all."""
 
 
@@ -86,7 +92,7 @@ class Dense:
         """Return the tensor's own shape."""
         return shapes["weight"]
 
-    def read(self, parts: Parts, inputs: Part | None = None) -> StoredArray:
+    def read(self, parts: Parts, inputs: Inputs | None = None) -> StoredArray:
         """Return the tensor as it is."""
         return parts["weight"]
 
@@ -113,7 +119,7 @@ class CompressedPacked(msgspec.Struct, frozen=True):
         rows, words = shapes["weight_packed"]
         return rows, words * 32 // self.bits
 
-    def read(self, parts: Parts, inputs: Part | None = None) -> QuantizedRows:
+    def read(self, parts: Parts, inputs: Inputs | None = None) -> QuantizedRows:
         """Unpack the integers, and apply scales and zero points."""
         values, scales = unpack(parts["weight_packed"].values, self.bits), parts["weight_scale"].float32()
         zeros: Floats | np.float32 = np.float32(1 << (self.bits - 1))
@@ -141,7 +147,7 @@ class CompressedInts:
         """Return the shape of the int8 tensor."""
         return shapes["weight"]
 
-    def read(self, parts: Parts, inputs: Part | None = None) -> QuantizedRows:
+    def read(self, parts: Parts, inputs: Inputs | None = None) -> QuantizedRows:
         """Return the integers with their scales."""
         values, scales = parts["weight"].values, parts["weight_scale"].float32()
         return QuantizedRows(8, values, of_inputs(scales.reshape(len(values), -1), inputs))
@@ -173,13 +179,13 @@ class Gptq(msgspec.Struct, frozen=True):
         words, rows = shapes["qweight"]
         return rows, words * 32 // self.bits
 
-    def read(self, parts: Parts, inputs: Part | None = None) -> Rows:
+    def read(self, parts: Parts, inputs: Inputs | None = None) -> Rows:
         """Unpack the integers and apply zeros and scales; scattered groups give floats."""
         values = unpack(parts["qweight"].values.T, self.bits)
         scales = parts["scales"].float32().T
         zeros = unpack(parts["qzeros"].values, self.bits).T.astype(np.float32) + np.float32(self.zero_shift)
         if "g_idx" in parts and not is_in_order(groups := parts["g_idx"].values, scales.shape[1]):
-            groups = groups if inputs is None else groups[inputs.start : inputs.stop]
+            groups = groups if inputs is None else groups[inputs.numbers.start : inputs.numbers.stop]
             weight = values.astype(np.float32)
             weight -= zeros[:, groups]
             weight *= scales[:, groups]
@@ -206,11 +212,11 @@ class Awq:
         in_size, words = shapes["qweight"]
         return words * 8, in_size
 
-    def read(self, parts: Parts, inputs: Part | None = None) -> QuantizedRows:
+    def read(self, parts: Parts, inputs: Inputs | None = None) -> QuantizedRows:
         """Unpack integers and zeros, and apply the scales."""
         values, zeros = (self._unpack(parts[suffix].values) for suffix in ("qweight", "qzeros"))
-        scales, zeros = parts["scales"].float32().T, zeros.astype(np.float32)
-        return affine(4, values, of_inputs(scales, inputs), of_inputs(zeros, inputs))
+        scales = of_inputs(parts["scales"].float32().T, inputs)
+        return affine(4, values, scales, of_inputs(zeros.astype(np.float32), inputs))
 
     @staticmethod
     def _unpack(words: npt.NDArray[np.int32]) -> Bytes:
@@ -245,13 +251,13 @@ def affine(bits: int, values: Bytes, scales: Floats, zeros: Floats | np.float32)
     return QuantizedRows(8, signed, scales, offsets if offsets.any() else None)
 
 
-def of_inputs(numbers: Floats, inputs: Part | None) -> Floats:
+def of_inputs(numbers: Floats, inputs: Inputs | None) -> Floats:
     """Return numbers [n, groups] of all inputs for a part of these: [n, runs], of equal runs each within one group."""
     if inputs is None:
         return numbers
-    group_size = inputs.total // numbers.shape[1]
-    run = math.gcd(group_size, inputs.start, inputs.count)
-    return numbers[:, np.arange(inputs.start, inputs.stop, run) // group_size]
+    wanted, group_size = inputs.numbers, inputs.total // numbers.shape[1]
+    run = math.gcd(group_size, wanted.start, len(wanted))
+    return numbers[:, np.arange(wanted.start, wanted.stop, run) // group_size]
 
 
 def is_in_order(groups: npt.NDArray[Any], num_groups: int) -> bool:

@@ -14,7 +14,7 @@ from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.models.targets import Target
 from tokenmill.model.models.weight_names import WeightKey
-from tokenmill.model.quantization.layouts import FLOATS, Axis, Dense, WeightLayout
+from tokenmill.model.quantization.layouts import FLOATS, Axis, Dense, Inputs, WeightLayout
 from tokenmill.model.quantization.packed import Rows, pick_columns
 from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.sharding.shard import Part
@@ -69,8 +69,8 @@ class Read(msgspec.Struct, frozen=True):
         """Return the values, floats or quantized. Of a part nothing else is read: no mapping, which reads ahead."""
         if self.columns is not None:
             span = self._span(self.columns)
-            rows, start = self.layout.read(self._read_parts(span), span), self.columns.start - span.start
-            is_exact = span.count == self.columns.count
+            inputs, start = Inputs(range(span.start, span.stop), span.total), self.columns.start - span.start
+            rows, is_exact = self.layout.read(self._read_parts(span), inputs), span.count == self.columns.count
             return rows if is_exact else pick_columns(rows, range(start, start + self.columns.count))
         if self.part.is_whole:
             return self.layout.read({suffix: read_mapped(stored) for suffix, stored in self.stored.items()})
