@@ -172,7 +172,7 @@ def test_each_rank_that_sums_has_its_rows_and_columns_of_experts_in_mxfp4(
 
 
 def check_reads(folder: Path, of_experts: Any) -> None:
-    """What each of two ranks reads is its part of what one reads, bit for bit; experts are read as `of_experts`."""
+    """Check that each of two ranks reads its part of what one reads, bit for bit; experts are read as `of_experts`."""
     architecture, kernels = read_architecture(folder), TorchKernels("float32", "cpu")
     alone = plan_model(folder, architecture, kernels)
     begins = {target.key: target.part.start for target in alone.shapes.targets()}
