@@ -173,14 +173,10 @@ class FeatureChecks:
 
     def _lora(self) -> None:
         from tests.engine.runner.test_drafts import KINDS
-        from tests.model.adapters.test_on_device import NUM_ADAPTERS, tell
-        from tests.model.adapters.trained import make_adapter
+        from tests.model.adapters.test_on_device import make_adapters, tell
 
         base = self._checkpoint(attention_bias=True)
-        folders = [self._folder / f"adapter{number}" for number in range(NUM_ADAPTERS)]
-        for number, folder in enumerate(folders):
-            targets = {} if number else {"target_modules": ["q_proj", "up_proj"]}
-            make_adapter(base, folder, self._seed + number, r=1 + 3 * number, **targets)
+        folders = make_adapters(base, self._folder, self._seed)
         wanted = self._requests([KINDS[0], KINDS[1], KINDS[4], KINDS[3]])
 
         def tell_twice(engine: Engine) -> list[Told]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from tools.gpu.engines import generate, running
 
 from tokenmill.core.messages import AddRequest
@@ -173,11 +174,14 @@ class ModelChecks:
         params = [SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)] * len(prompts)
         limits: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "page_size": 16, "num_pages": 40}
         limits |= {"max_model_len": 128, "dtype": "float32"}
+        # Two GPUs share it, where there are two.
+        shared = [{"tensor_parallel_size": 2}] if torch.cuda.device_count() > 1 else []
+        ways: list[tuple[Any, dict[str, int]]] = [(None, {}), *((self._platform, ranks) for ranks in ({}, *shared))]
         found = []
-        for platform in (None, self._platform):
-            with running(model, platform, **limits, num_threads=1) as engine:
+        for platform, ranks in ways:
+            with running(model, platform, **limits, num_threads=1, **ranks) as engine:
                 found.append(generate(engine, prompts, params))
-        assert found[0] == found[1], f"{found[1]}, not {found[0]}"
+            assert found[-1] == found[0], f"{ranks}: {found[-1]}, not {found[0]}"
 
     def _sound(self) -> None:
         from tests.audio_checkpoints import RATE, make_audio_checkpoint, noise

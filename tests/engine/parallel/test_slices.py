@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +17,14 @@ from tests.checkpoints import make_checkpoint
 from tests.model.weights.gguf_writer import write_gguf
 from tests.model.weights.quantized_layouts import CASES, quantize
 from tests.model.weights.test_checkpoint import parameters
+from tests.model.weights.test_stacked_experts import packed
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.models.decoder import Decoder
+from tokenmill.model.quantization.packed import Mxfp4Rows, QuantizedRows, dense
+from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.sharding.collective import Alone
 from tokenmill.model.sharding.shard import Part, Shard
 from tokenmill.model.weights.checkpoint import read_architecture
@@ -30,6 +34,8 @@ from tokenmill.model.weights.sharing import content_of
 
 # Of a rank's bytes: norms, biases of what is whole, the tables of quantization and the like.
 SURPLUS = 0.02
+# Where ranks sum, of the second matrices: the scales of all groups, here of 16 numbers.
+SCALES = 0.05
 
 
 class Rank(Alone):
@@ -44,28 +50,36 @@ def part_of(folder: Path, shard: Shard, load_format: str = "auto") -> Decoder:
     return plan_model(folder, read_architecture(folder), kernels, load_format, Rank(shard)).load()
 
 
-def check_parts(folder: Path, size: int, load_format: str = "auto") -> None:
-    """Each rank's tensors are its rows of the whole ones."""
+def check_parts(folder: Path, size: int, load_format: str = "auto", sums: bool = False) -> None:
+    """Each rank's tensors are its rows of the whole ones, bit for bit; or its columns, where ranks sum."""
     whole = parameters(load_model(folder, read_architecture(folder), TorchKernels("float32", "cpu"), load_format))
     architecture = read_architecture(folder)
     attention = architecture.layers[0].attention
     seen: dict[str, list[torch.Tensor]] = {}
     for rank in range(size):
-        shard = Shard(rank, size)
+        shard = Shard(rank, size, sums=sums)
         decoder = part_of(folder, shard, load_format)
         heads, kv_heads = shard.heads(attention)
         own = numbered(parameters(decoder), decoder)
         for name, tensor in own.items():
-            rows = len(whole[name])
-            if "q_proj" in name:
+            rows, columns = len(whole[name]), slice(None)
+            if sums and name.endswith(("o_proj.weight", "down_proj.weight")):
+                inner = heads.times(attention.head_dim) if "o_proj" in name else shard.part(whole[name].shape[1])
+                part, columns = Part.whole(rows), slice(inner.start, inner.stop)
+            elif sums and name.endswith(("o_proj.bias", "down_proj.bias")):
+                assert rank == 0, "one adds it"
+                part = Part.whole(rows)
+            elif "q_proj" in name:
                 part = heads.times(attention.head_dim)
             elif "k_proj" in name or "v_proj" in name:
                 part = kv_heads.times(attention.head_dim)
-            elif "norm" in name or ".experts." in name or "mlp.gate.weight" in name:
+            elif "norm" in name or (".experts." in name and not sums) or "mlp.gate.weight" in name:
                 part = Part.whole(rows)
             else:
                 part = shard.part(rows)
-            assert torch.equal(tensor, whole[name][part.start : part.stop]), f"rank {rank} of {size}: {name}"
+            wanted = whole[name][part.start : part.stop]
+            wanted = wanted if columns == slice(None) else wanted[:, columns]
+            assert torch.equal(tensor, wanted), f"rank {rank} of {size}: {name}"
             seen.setdefault(name, []).append(tensor)
     assert seen.keys() == whole.keys(), "every tensor is somebody's"
 
@@ -104,6 +118,78 @@ def test_each_rank_has_its_rows_of_a_quantized_checkpoint(case: str, tmp_path: P
     make_checkpoint(tmp_path, "qwen3", tokenizer=False, intermediate_size=64)
     quantize(tmp_path, *CASES[case], rng)
     check_parts(tmp_path, 2)
+
+
+# What a rank has of a quantized matrix begins and ends with groups of 16; within groups; within words of 8, which only
+# layouts can have that pack no outputs. Of the last two the KV heads are fewer than the ranks, or one for each.
+CUTS: dict[str, tuple[int, dict[str, int]]] = {
+    "groups": (2, {"intermediate_size": 64, "num_key_value_heads": 1}),
+    "parts of groups": (2, {"intermediate_size": 48, "head_dim": 8, "num_attention_heads": 6}),
+    "parts of words": (4, {"intermediate_size": 112, "head_dim": 4, "num_attention_heads": 8}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_rank_that_sums_has_its_rows_and_columns_of_a_quantized_checkpoint(
+    case: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    for cut, (size, shape) in CUTS.items():
+        folder = make_checkpoint(tmp_path / cut, "qwen3", tokenizer=False, **shape)
+        quantize(folder, *CASES[case], rng)
+        if cut != "parts of words" or case in ("packed 4", "packed 8", "int8"):
+            check_parts(folder, size, sums=True)
+
+
+# Family and type, and an inner size of which a rank's half ends within a block of 32, or of 256.
+FILES: list[tuple[str, str, dict[str, int]]] = [
+    ("llama", "Q8_0", {"intermediate_size": 96}),
+    ("qwen3", "Q4_0", {"intermediate_size": 96}),
+    ("granite", "Q5_1", {"intermediate_size": 96, "head_dim": 32}),
+    ("gemma3", "BF16", {}),
+    ("phi3", "F16", {}),
+    ("qwen3_moe", "Q4_1", {"moe_intermediate_size": 96}),
+    ("gpt_oss", "Q8_0", {"intermediate_size": 96}),
+    ("qwen2", "TQ2_0", {"hidden_size": 256, "intermediate_size": 768, "num_key_value_heads": 1}),
+]
+
+
+@pytest.mark.parametrize(("family", "kind", "shape"), FILES)
+def test_each_rank_that_sums_has_its_rows_and_columns_of_a_gguf_file(
+    family: str, kind: str, shape: dict[str, int], tmp_path: Path, rng: np.random.Generator
+) -> None:
+    seed, shape = int(rng.integers(2**31)), {"hidden_size": 64, "intermediate_size": 64, **shape}
+    stored = write_gguf(make_checkpoint(tmp_path / "model", family, seed=seed, **shape), family, kind)
+    check_reads(fetch(str(stored), None, str(tmp_path / "cache")), QuantizedRows | StoredArray)
+
+
+def test_each_rank_that_sums_has_its_rows_and_columns_of_experts_in_mxfp4(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    shape = {"hidden_size": 64, "intermediate_size": 192}  # of three groups of 32 for each
+    folder = make_checkpoint(tmp_path, "gpt_oss", tokenizer=False, **shape)
+    packed(folder, rng)
+    check_reads(folder, Mxfp4Rows)
+
+
+def check_reads(folder: Path, of_experts: Any) -> None:
+    """Check that each of two ranks reads its part of what one reads, bit for bit; experts are read as `of_experts`."""
+    architecture, kernels = read_architecture(folder), TorchKernels("float32", "cpu")
+    alone = plan_model(folder, architecture, kernels)
+    begins = {target.key: target.part.start for target in alone.shapes.targets()}
+    whole = {read.key: dense(read.rows()).float32() for read in alone.reads or ()}
+    for rank in range(2):
+        plan = plan_model(folder, architecture, kernels, collective=Rank(Shard(rank, 2, sums=True)))
+        targets, num_cut = {target.key: target for target in plan.shapes.targets()}, 0
+        for read in plan.reads or ():
+            target, rows = targets[read.key], read.rows()
+            start, columns = target.part.start - begins[read.key], target.columns
+            wanted = whole[read.key][start : start + target.part.count]
+            wanted = wanted if columns is None else wanted[:, columns.start : columns.stop]
+            assert np.array_equal(dense(rows).float32(), wanted), f"rank {rank}: {read.key}"
+            assert target.key.expert is None or target.key.kind == "bias" or isinstance(rows, of_experts)
+            num_cut += columns is not None
+        experts = max(1, getattr(architecture.layers[0].mlp, "num_experts", 0))
+        assert num_cut == len(architecture.layers) * (1 + experts), "attention's and every block's second matrix"
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])
@@ -173,7 +259,7 @@ def count():
 
 folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 collective = Alone()
-collective.shard = Shard(rank, size)
+collective.shard = Shard(rank, size, sums=sys.argv[4:] == ["sums"])
 architecture, kernels = read_architecture(folder), TorchKernels("float32", "cpu")
 # What reading imports is read, too.
 plan_model(folder, architecture, kernels, collective=collective).load()
@@ -184,8 +270,11 @@ print(count() - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the system does not count what is read")
+@pytest.mark.parametrize("form", [(), ("sums",)], ids=["rows", "sums"])
 @pytest.mark.parametrize("stored", ["floats", "gptq 4", "Q8_0"])
-def test_a_rank_reads_its_share_of_the_bytes(stored: str, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_rank_reads_its_share_of_the_bytes(
+    stored: str, form: tuple[str, ...], tmp_path: Path, rng: np.random.Generator
+) -> None:
     """As the system counts them: nothing is mapped, or read and left out."""
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32, "vocab_size": 1024}
     folder = make_checkpoint(tmp_path / "model", "qwen3", **shape)
@@ -198,7 +287,7 @@ def test_a_rank_reads_its_share_of_the_bytes(stored: str, tmp_path: Path, rng: n
     total = weights.stat().st_size
     for rank, size in ((1, 2), (2, 4)):
         done = subprocess.run(
-            [sys.executable, "-c", READ, str(folder), str(rank), str(size)],
+            [sys.executable, "-c", READ, str(folder), str(rank), str(size), *form],
             capture_output=True,
             text=True,
             timeout=120,
@@ -206,7 +295,8 @@ def test_a_rank_reads_its_share_of_the_bytes(stored: str, tmp_path: Path, rng: n
         )
         assert done.returncode == 0, done.stderr
         read = int(json.loads(done.stdout))
-        assert 0.9 * total / size < read < total * (1 / size + SURPLUS), f"{read} of {total} bytes, rank {rank}"
+        most = 1 / size + SURPLUS + (SCALES if form and stored in CASES else 0)
+        assert 0.9 * total / size < read < total * most, f"{read} of {total} bytes, rank {rank}"
 
 
 @pytest.mark.parametrize(("size", "num_stages"), [(2, 1), (1, 2), (2, 2)])

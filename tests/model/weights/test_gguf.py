@@ -23,6 +23,7 @@ from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.stored_tensors import floats
 from tokenmill.model.kernels.torch_kernels import TorchKernels
+from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.blocks import LAYOUTS
 from tokenmill.model.quantization.packed import (
     QUANTIZATIONS,
@@ -33,9 +34,11 @@ from tokenmill.model.quantization.packed import (
     PackedFormats,
     QuantizedRows,
 )
+from tokenmill.model.sharding.shard import Part
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.gguf.file import open_gguf
 from tokenmill.model.weights.gguf.folder import LINK_NAME
+from tokenmill.model.weights.gguf.reads import GgufRead
 from tokenmill.model.weights.gguf.values import packed_formats, read_rows
 from tokenmill.model.weights.hub import fetch
 from tokenmill.model.weights.loader import choose_formats, load_model
@@ -80,6 +83,14 @@ def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: 
     assert isinstance(rows, QuantizedRows | BlockRows)
     want = torch.from_numpy(quants.dequantize(stored, block))
     torch.testing.assert_close(floats(rows), want, rtol=1e-5, atol=1e-5)
+    # The columns of a rank: the same bits, of no more blocks than hold them.
+    tensor, (start, stop) = open_gguf(tmp_path / "x.gguf").tensors["some"], sorted(rng.choice(513, 2, replace=False))
+    columns = Part(int(start), int(stop - start), 512)
+    span = columns.widened(tensor.block)
+    own = Part(columns.start - span.start, columns.count, span.count)
+    cut = GgufRead(WeightKey("down", 0), tensor.columns(span), columns=own)
+    assert cut.num_bytes == tensor.num_bytes * span.count // 512
+    assert torch.equal(floats(cut.rows()), floats(rows)[:, start:stop])
 
 
 @pytest.mark.skipif(native is None, reason="the native kernels are not built here")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -24,8 +24,6 @@ from tokenmill.model.sampling.draws import RECORD, Draw, pack
 from tokenmill.model.sampling.state import SamplingMetadata
 from tokenmill.platform.capturing import Report
 from tokenmill.platform.protocol import Event, Platform, Stream, Tensors
-
-Extend = Callable[[ForwardBatch, torch.Tensor], ForwardBatch]
 
 
 class CapturedDecodes:
@@ -62,11 +60,11 @@ class CapturedDecodes:
         self._has_any = hooks(extensions, RowExtension.has_any)
         self._fits = hooks(extensions, RowExtension.fits_graph)
         always = [one for one in extensions if not hooks([one], RowExtension.has_any)]
-        plain, full = (hooks(parts, RowExtension.extend_decodes) for parts in (always, extensions))
-        self._graphs = DecodeGraphs(platform, stream, partial(self._decode, plain), padding, spare_row, num_drafts)
+        self._graphs = DecodeGraphs(platform, stream, partial(self._decode, always), padding, spare_row, num_drafts)
         self._full = self._graphs
         if self._has_any:
-            self._full = DecodeGraphs(platform, stream, partial(self._decode, full), padding, spare_row, num_drafts)
+            full = partial(self._decode, extensions)
+            self._full = DecodeGraphs(platform, stream, full, padding, spare_row, num_drafts)
 
     @torch.inference_mode()
     def capture(self, report: Report = lambda done, total: None, count: int | None = None) -> int:
@@ -120,7 +118,7 @@ class CapturedDecodes:
         graphs = self._graphs_for(samples.rows[:num])
         logits, drawn = (part[:num] for part in graphs.run(sent["decodes"], starts))
         if outputs is not None and len(outputs):
-            others = self._model.logits(outputs)
+            others = self._sampler.logits(outputs, sent["draws"][num:], samples.rows[num:])
             logits = torch.cat([logits, others])
             drawn = torch.cat([drawn, self._sampler.draw(others, sent["draws"][num:])])
         return self._sampler.sample_drawn(logits, drawn, samples, metadata, sent, masks)
@@ -134,11 +132,11 @@ class CapturedDecodes:
         lens[: len(context_lens)] = context_lens
         self._planned = self._stream.record() if self._attention.before_replay(lens) else None
 
-    def _decode(self, extend: Sequence[Extend], draws: torch.Tensor, starts: torch.Tensor) -> Tensors:
+    def _decode(self, extensions: Sequence[RowExtension], draws: torch.Tensor, starts: torch.Tensor) -> Tensors:
         """Run a whole decode step of n tokens by their packed draws, as a graph holds it. Lengths stay on the device.
 
         Args:
-            extend: what is added to its batch.
+            extensions: add to its batch and to its logits.
             starts: [rows + 1] int32, the first token of each row; each has at most n / rows.
         """
         tables, n, rows = self._tables, len(draws), len(starts) - 1
@@ -163,7 +161,10 @@ class CapturedDecodes:
             lens=DeviceLens(lens, starts),
             windows=windows,
         )
-        for extend_decodes in extend:
+        for extend_decodes in hooks(extensions, RowExtension.extend_decodes):
             batch = extend_decodes(batch, places(draws)[0])
-        logits = self._model.logits(self._model.forward(batch, self._attention))
+        outputs = self._model.forward(batch, self._attention)
+        logits = self._model.logits(outputs)
+        for add_logits in hooks(extensions, RowExtension.add_logits):
+            add_logits(outputs, logits, places(draws)[0], None)
         return logits, self._sampler.draw(logits, draws)

@@ -5,7 +5,7 @@ Tokens are drawn from the plain logits first, before the host knows what rows as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,11 +14,14 @@ from tokenmill.engine.runner.model import Model
 from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.engine.runner.step_sampler import Masks, Sampled, places
-from tokenmill.model.attention.row_extension import Sent
+from tokenmill.model.attention.row_extension import AddLogits, Sent
 from tokenmill.model.sampling.sampler import Drawn, Sampler, sample_drawn
 from tokenmill.model.sampling.state import SamplingMetadata
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from tokenmill.model.sampling.sampler import DrawKernel
 
 
@@ -28,6 +31,7 @@ class DeviceSampler:
     Args:
         draw: the kernel that draws.
         share: shares the tokens with other ranks.
+        adding: see `RowExtension.add_logits`.
     """
 
     def __init__(
@@ -36,18 +40,27 @@ class DeviceSampler:
         tables: RowTables,
         draw: DrawKernel,
         share: Callable[[torch.Tensor], torch.Tensor] = lambda token_ids: token_ids,
+        adding: Sequence[AddLogits] = (),
     ) -> None:
         self.tables = tables
         self._model = model
         self._sampler = Sampler(draw)
         self._share = share
+        self._adding = adding
 
     def sample(
         self, outputs: torch.Tensor, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks
     ) -> Sampled:
         """Sample from outputs [S, hidden_size] of the model and enter the tokens into the table."""
-        logits = self._model.logits(outputs)
+        logits = self.logits(outputs, sent["draws"], samples.rows)
         return self.sample_drawn(logits, self.draw(logits, sent["draws"]), samples, metadata, sent, masks)
+
+    def logits(self, outputs: torch.Tensor, draws: torch.Tensor, rows: npt.NDArray[np.integer]) -> torch.Tensor:
+        """Return the logits of outputs [S, hidden_size], with what is added to them for `rows`, [S] on the host."""
+        logits = self._model.logits(outputs)
+        for add in self._adding:
+            add(outputs, logits, places(draws)[0], rows)
+        return logits
 
     def draw(self, logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         """Sample from plain logits [S, V], and enter the tokens into the table."""

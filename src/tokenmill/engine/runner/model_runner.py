@@ -30,13 +30,14 @@ from tokenmill.engine.runner.prompt_reports import OutputTokens, Reports
 from tokenmill.engine.runner.results import result_of
 from tokenmill.engine.runner.row_state import RowState
 from tokenmill.engine.runner.samples import Samples
-from tokenmill.engine.runner.step_sampler import AdaptedHead, StepSampler
+from tokenmill.engine.runner.step_sampler import StepSampler
 from tokenmill.engine.runner.transport import Transport
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.attention.row_extension import Arrays, Sent
 from tokenmill.model.pooling.chain import PoolingChain
 from tokenmill.model.sampling.grammar_rows import GrammarStep
+from tokenmill.model.sampling.sampler import AdaptedHead
 from tokenmill.model.sampling.state import SamplingMetadata
 
 if TYPE_CHECKING:

@@ -17,18 +17,17 @@ from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.engine.runner.transport import Transport
 from tokenmill.model.attention.row_extension import Sent
-from tokenmill.model.sampling.draws import NO_TOKEN, column
+from tokenmill.model.sampling.draws import column
 from tokenmill.model.sampling.grammar_rows import GrammarStep
 from tokenmill.model.sampling.logprobs import LogprobArrays
-from tokenmill.model.sampling.sampler import Outputs, Sampler
+from tokenmill.model.sampling.sampler import AdaptedHead, Outputs, Sampler
 from tokenmill.model.sampling.state import SamplingMetadata
-from tokenmill.platform.host_arrays import library_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from tokenmill import _native
-    from tokenmill.model.kernels.adapter_parts import LinearAdapter
+    from tokenmill.model.kernels.adapter_parts import HeadAddition
     from tokenmill.platform.arrays import Array
 
 Masks = Callable[[], GrammarStep | None]
@@ -84,7 +83,7 @@ class HostSampler:
         model: Model,
         tables: RowTables,
         native: _native.Kernels | None = None,
-        heads: Sequence[Callable[[int], LinearAdapter | None]] = (),
+        heads: Sequence[Callable[[int], HeadAddition | None]] = (),
     ) -> None:
         self._heads = tuple(heads)
         self._model = model
@@ -108,26 +107,6 @@ class HostSampler:
                 if addition is not None:
                     found.append((np.flatnonzero(samples.rows == row), AdaptedHead(self._model, addition)))
         return found
-
-
-class AdaptedHead:
-    """The head of a model with a row's addition."""
-
-    def __init__(self, model: Model, adapter: LinearAdapter) -> None:
-        self._model = model
-        self._adapter = adapter
-
-    def logits(self, outputs: Array) -> Array:
-        """Return the model's logits in float32 with the addition."""
-        logits = self._model.logits(outputs)
-        return self._adapter.add(outputs, library_of(logits).astype(logits, "float32"))
-
-    def argmax(self, outputs: Array) -> npt.NDArray[np.int64]:
-        """Return the tokens with the largest adapted logits; -1 where logits are NaN or infinite."""
-        logits = self.logits(outputs)
-        token_ids = logits.argmax(1)
-        highest = logits[np.arange(len(token_ids)), token_ids]  # a NaN, if there is one
-        return np.where(np.isfinite(highest), token_ids, NO_TOKEN)
 
 
 def places(draws: Array) -> tuple[Array, Array]:

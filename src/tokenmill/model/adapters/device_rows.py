@@ -9,16 +9,15 @@ import torch
 
 from tokenmill.core.plan import StepPlan
 from tokenmill.model.adapters.packing import PackedAdapter
+from tokenmill.model.adapters.places import HEAD
 from tokenmill.model.adapters.rows import Find, RowSlots
-from tokenmill.model.adapters.slot_memory import SlotMemory, SlottedRows
+from tokenmill.model.adapters.slot_memory import SlotMemory, SlottedHead, SlottedRows
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 
 
 class DeviceRowAdapters(RowExtension):
     """Row adapters on a device: steps read them from slots in its memory, which are filled behind the steps before.
-
-    Adapters with a part for the head are refused where they are read.
 
     Args:
         device: of the row tables, which have one row more than the engine, for padding, without an adapter.
@@ -30,12 +29,14 @@ class DeviceRowAdapters(RowExtension):
         self._of_row = torch.full((num_rows + 1,), -1, dtype=torch.int32, device=device)
         self._digests: dict[int, str] = {}  # of what stands in each slot
         self._new: dict[int, PackedAdapter] = {}
+        self._heads: dict[int, bool] = {}  # by slot, whether what stands there adds to the head
 
     def enter(self, plan: StepPlan) -> Arrays:
         """Take in the new rows of a plan; return these rows and their slots for the device."""
         for slot, adapter in self._slots.apply_plan(plan).items():
             if self._digests.get(slot) != adapter.digest:
                 self._digests[slot], self._new[slot] = adapter.digest, adapter
+            self._heads[slot] = HEAD in (adapter.adapter.modules or ())
         if not plan.new_rows:
             return {}
         rows = np.array([new.row for new in plan.new_rows], np.int64)
@@ -59,4 +60,17 @@ class DeviceRowAdapters(RowExtension):
 
     def extend_decodes(self, batch: ForwardBatch, rows: torch.Tensor) -> ForwardBatch:
         """Add the slots of the tokens' rows."""
-        return msgspec.structs.replace(batch, adapters=SlottedRows((), self._of_row[rows], (), self._memory.layers))
+        return msgspec.structs.replace(batch, adapters=SlottedRows((), self._of_row[rows], memory=self._memory))
+
+    def head_of(self, row: int) -> SlottedHead | None:
+        """Return the part of a row's adapter that adds to the head; None: it has none."""
+        slot, head = int(self._slots.of_row[row]), self._memory.head
+        return SlottedHead(head, slot) if head is not None and self._heads.get(slot) else None
+
+    def add_logits(
+        self, outputs: torch.Tensor, logits: torch.Tensor, rows: torch.Tensor, known: npt.NDArray[np.integer] | None
+    ) -> None:
+        """Add the parts of the rows' adapters that add to the head."""
+        head = self._memory.head
+        if head is not None and (known is None or any(map(self.head_of, np.unique(known).tolist()))):
+            head.add(outputs, logits, head.holding(self._of_row[rows]))

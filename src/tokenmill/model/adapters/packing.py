@@ -15,7 +15,6 @@ import numpy as np
 from tokenmill.core.errors import EngineFailed, InvalidCheckpoint
 from tokenmill.model.adapters.places import EMBEDDING, HEAD, OUTSIDE, all_places, places_of
 from tokenmill.model.adapters.reading import ReadModule, read_adapter
-from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.kernels.adapter_parts import AdapterModule, AdapterPart, EmbeddingAdapter, LinearAdapter
 from tokenmill.model.kernels.adapters import Adapter, AdapterSource
 from tokenmill.model.kernels.native_adapter import NativeAdapter
@@ -70,7 +69,7 @@ class AdapterReader:
         self._kernels = kernels
         self._max_rank = max_rank
         self._pack = _PACKERS[form]
-        self._has_outside = form is not AdapterForm.SLOTS and decoder.shard.is_alone
+        self._is_alone, self._has_slots = decoder.shard.is_alone, form is AdapterForm.SLOTS
 
     def read(self, path: str) -> PackedAdapter:
         """Read the adapter in a folder.
@@ -83,18 +82,21 @@ class AdapterReader:
         for module in read.modules:
             own = self._own.get(module.place.module)
             if module.place.matrix[0] == OUTSIDE:
-                if not self._has_outside:
-                    raise InvalidCheckpoint(f"{path}: an adapter of {module.place.module} needs one process on a CPU")
+                if not self._is_alone:
+                    raise InvalidCheckpoint(f"{path}: an adapter of {module.place.module} needs one process")
             elif own is not None:
                 b = module.b[own.outputs.start : own.outputs.stop]
                 matrices[own.matrix].append(msgspec.structs.replace(module, place=own, b=b))
         for matrix, copy in read.copies.items():
             if not self._is_base(matrix, copy):
                 raise InvalidCheckpoint(f"{path} brings an {matrix[1]} that is not the model's")
+        scaling = self._decoder.architecture.logits_scaling
+        outside = {one.place.matrix: _rescaled(one, scaling) for one in read.modules if one.place.matrix[0] == OUTSIDE}
+        if self._has_slots:
+            matrices |= {matrix: [module] for matrix, module in outside.items()}
         adapter = self._pack(matrices, self._num_layers, self._kernels)
-        outside = {module.place.matrix: module for module in read.modules if module.place.matrix[0] == OUTSIDE}
-        if outside:
-            adapter = msgspec.structs.replace(adapter, **_outside(outside, self._kernels, self._decoder.architecture))
+        if outside and not self._has_slots:
+            adapter = msgspec.structs.replace(adapter, **_outside(outside, self._kernels))
         return PackedAdapter(read.digest, read.rank, adapter, os.path.abspath(path))
 
     def _is_base(self, matrix: tuple[int, str], copy: StoredArray) -> bool:
@@ -105,21 +107,25 @@ class AdapterReader:
         ids = np.linspace(0, len(copy) - 1, _COMPARED_ROWS).astype(np.int64)
         theirs = copy[ids].float32()
         x = self._kernels.constant(seeded_normal((4, copy.shape[1]), 1.0, seed=0).values)
-        if matrix == EMBEDDING:
+        # Beside the steps of a GPU, in another thread, torch alone says which device its tensors are on.
+        if matrix == EMBEDDING or self._has_slots:
             ours = host_floats(weight.lookup(as_like(x, ids)))
         else:
             ours, theirs = host_floats(weight.logits(x))[:, ids], host_floats(x) @ theirs.T
         return bool(np.abs(ours - theirs).max() <= _CLOSE * np.abs(theirs).max())
 
 
-def _outside(
-    modules: Mapping[tuple[int, str], ReadModule], kernels: Kernels, architecture: Architecture
-) -> dict[str, Any]:
+def _rescaled(module: ReadModule, scaling: float) -> ReadModule:
+    """Return a module as it adds to the model: of the head to logits that are divided by `scaling` already."""
+    scale = module.scale / scaling if module.place.matrix == HEAD else module.scale
+    return msgspec.structs.replace(module, scale=scale)
+
+
+def _outside(modules: Mapping[tuple[int, str], ReadModule], kernels: Kernels) -> dict[str, Any]:
     """Return the parts of an adapter for embedding and head, by the fields of `Adapter`."""
     made: dict[str, Any] = {}
     if HEAD in modules:
-        own = modules[HEAD]
-        made["head"] = _pack([msgspec.structs.replace(own, scale=own.scale / architecture.logits_scaling)], kernels)
+        made["head"] = _pack([modules[HEAD]], kernels)
     if EMBEDDING in modules:
         one = modules[EMBEDDING]
         hidden_size, rank = one.b.shape
@@ -177,6 +183,8 @@ def _for_slots(matrices: Matrices, num_layers: int, kernels: Kernels) -> Adapter
 
     def module(read: ReadModule) -> AdapterModule:
         a, b = (tensor_of(one).to(dtype) for one in (read.a, read.b))
+        # In the order in which a slot holds it: the engine then copies in one piece.
+        a = a.T.contiguous().T if read.place.matrix == EMBEDDING else a
         return AdapterModule(read.place.start, a, b, read.scale)
 
     return Adapter((), None, {matrix: list(map(module, own)) for matrix, own in matrices.items()})

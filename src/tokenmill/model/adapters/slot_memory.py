@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
-from tokenmill.model.adapters.places import OUTSIDE, Place, places_of
+from tokenmill.model.adapters.places import EMBEDDING, HEAD, OUTSIDE, Place, places_of
 from tokenmill.model.kernels.adapters import AdaptedLayer, Adapter, AdapterRows
 from tokenmill.model.kernels.protocol import Gate, Kernels, LinearWeight
-from tokenmill.model.kernels.triton.adapters import SlotMatrix
+from tokenmill.model.kernels.triton.adapters import SlotEmbedding, SlotMatrix
 from tokenmill.model.kernels.triton.gate import gated
 from tokenmill.model.models.decoder import Decoder
 
@@ -27,6 +27,7 @@ class SlotMemory:
 
     Attributes:
         layers: the matrices of each layer.
+        embedding: of the embedding. head: of the output head; None: the model has none.
     """
 
     def __init__(self, decoder: Decoder, kernels: Kernels, num_slots: int, max_rank: int) -> None:
@@ -39,11 +40,16 @@ class SlotMemory:
         for (layer, role), places in matrices.items():
             parts = [(place.start, place.outputs.count) for place in places]
             self.layers[layer][role] = SlotMatrix(num_slots, max_rank, places[0].in_size, parts, like)
+        tokens, size = decoder.architecture.vocab_size, decoder.architecture.hidden_size
+        self.embedding = SlotEmbedding(num_slots, max_rank, (tokens, size), like)
+        has_head = decoder.head is not None
+        self.head = SlotMatrix(num_slots, max_rank, size, [(0, tokens)], like) if has_head else None
 
     @property
     def num_bytes(self) -> int:
         """Bytes that it takes."""
-        return sum(matrix.num_bytes for layer in self.layers for matrix in layer.values())
+        outside = sum(one.num_bytes for one in (self.embedding, self.head) if one is not None)
+        return outside + sum(matrix.num_bytes for layer in self.layers for matrix in layer.values())
 
     def fill(self, slot: int, adapter: Adapter) -> None:
         """Put an adapter into a slot, behind the steps that are issued already."""
@@ -51,6 +57,9 @@ class SlotMemory:
         for index, layer in enumerate(self.layers):
             for role, matrix in layer.items():
                 matrix.fill(slot, adapter.modules.get((index, role), ()))
+        self.embedding.fill(slot, adapter.modules.get(EMBEDDING, ()))
+        if self.head is not None:
+            self.head.fill(slot, adapter.modules.get(HEAD, ()))
 
 
 class SlottedLayer(msgspec.Struct, frozen=True):
@@ -74,11 +83,26 @@ class SlottedLayer(msgspec.Struct, frozen=True):
         return SlottedLayer(self.matrices, self.slots[only])
 
 
-class SlottedRows(AdapterRows, frozen=True):
+class SlottedHead(msgspec.Struct, frozen=True):
+    """The addition of the adapter in one slot to the output head."""
+
+    matrix: SlotMatrix
+    slot: int
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Add the adapter's part for x [T, hidden_size] to logits y [T, vocab_size] in place and return y."""
+        return self.matrix.add(x, y, torch.full((len(x),), self.slot, dtype=torch.int32, device=x.device))
+
+
+class SlottedRows(AdapterRows, frozen=True, kw_only=True):
     """Adapters in memory of a device; `of_row` is the slot of each row."""
 
-    memory: Sequence[LayerSlots] = ()
+    memory: SlotMemory
+
+    def add_embeddings(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Add the adapters' parts to the embeddings [T, hidden_size] of tokens [T] in place."""
+        self.memory.embedding.add(token_ids, hidden, self.of_row)
 
     def layers(self, num_layers: int) -> Sequence[AdaptedLayer]:
         """Return the slotted adapters of each layer."""
-        return [SlottedLayer(layer, self.of_row) for layer in self.memory]
+        return [SlottedLayer(layer, self.of_row) for layer in self.memory.layers]

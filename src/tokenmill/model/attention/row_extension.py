@@ -2,16 +2,17 @@
 
     plan ─> enter, split ─> arrays are sent ─> apply ─> extend the batch ─> forward, sample with `head_of` each row
     its outcome is there: ended
-    decodes in graphs: extend_decodes, once for all replays; `has_any` chooses the graphs, `fits_graph` if there is one;
-                      decoded behind each replay
+    in eager steps on a device: add_logits in the place of `head_of`, which reports on prompts ask
+    decodes in graphs: extend_decodes, add_logits, once for all replays; `has_any` chooses the graphs, `fits_graph` if
+                      there is one; decoded behind each replay
 
 Hooks do nothing unless a subclass overrides them. Plans name rows by number; whatever a row means is kept here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +21,17 @@ from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.model.attention.batch import ForwardBatch
 
 if TYPE_CHECKING:
-    from tokenmill.model.kernels.adapter_parts import LinearAdapter
+    from tokenmill.model.kernels.adapter_parts import HeadAddition
     from tokenmill.platform.arrays import Array
 
 Arrays = dict[str, npt.NDArray[Any]]
 """The host's arrays for a step, by name."""
 Sent = Mapping[str, "Array"]
 """The same arrays on the device; see `ArrayLibrary`."""
+
+
+AddLogits: TypeAlias = "Callable[[Array, Array, Array, npt.NDArray[np.integer] | None], None]"
+"""See `RowExtension.add_logits`."""
 
 
 class RowExtension:
@@ -57,9 +62,16 @@ class RowExtension:
         """
         return batch
 
-    def head_of(self, row: int) -> LinearAdapter | None:
+    def head_of(self, row: int) -> HeadAddition | None:
         """Return the addition to the model's head for a row; None: nothing is added."""
         return None
+
+    def add_logits(self, outputs: Array, logits: Array, rows: Array, known: npt.NDArray[np.integer] | None) -> None:
+        """Add to logits [S, vocab_size] of outputs [S, hidden_size] on a device, where all rows are sampled together.
+
+        Args:
+            rows: [S] int64, on the device. known: the same on the host; None: a graph is captured, for any rows.
+        """
 
     def has_any(self, rows: npt.NDArray[np.integer]) -> bool:
         """Return True if decodes of these rows need graphs with `extend_decodes`; others then run in graphs without."""

@@ -6,7 +6,7 @@ They are of the kind that their kernels make, NumPy arrays or tensors. Imports n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -33,6 +33,13 @@ class AdapterModule(msgspec.Struct, frozen=True):
     a: StoredArray | torch.Tensor
     b: StoredArray | torch.Tensor
     scale: float
+
+
+class HeadAddition(Protocol):
+    """The addition of a row's adapter to the output head."""
+
+    def add(self, x: Any, y: Any) -> Any:
+        """Add the adapter's part for x [T, hidden_size] to logits y [T, vocab_size] in place and return y."""
 
 
 class AdapterPart(msgspec.Struct, frozen=True):

@@ -56,7 +56,8 @@ class Target(msgspec.Struct, frozen=True):
 
     def unwanted(self) -> Target:
         """Return the same target with nothing wanted, for a tensor that is another rank's."""
-        return msgspec.structs.replace(self, part=Part(0, 0, self.part.total), fill=lambda values: None, matrix=None)
+        nothing = {"part": Part(0, 0, self.part.total), "columns": None, "matrix": None}
+        return msgspec.structs.replace(self, fill=lambda values: None, **nothing)
 
 
 Order = Sequence[int]

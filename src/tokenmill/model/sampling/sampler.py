@@ -27,6 +27,7 @@ from tokenmill.platform.host_arrays import library_of
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.model.kernels.adapter_parts import HeadAddition
     from tokenmill.platform.arrays import Array, ArrayLibrary
 
     DrawKernel = Callable[[Array, Array], Array]
@@ -45,6 +46,26 @@ class Head(Protocol):
 
     def argmax(self, outputs: Array) -> Array:
         """Return the token of the largest logit: [S, hidden_size] -> [S] int64; -1 where logits are NaN or infinite."""
+
+
+class AdaptedHead:
+    """The head of a model with a row's addition."""
+
+    def __init__(self, head: Head, addition: HeadAddition) -> None:
+        self._head = head
+        self._addition = addition
+
+    def logits(self, outputs: Array) -> Array:
+        """Return the model's logits in float32 with the addition."""
+        logits = self._head.logits(outputs)
+        return self._addition.add(outputs, library_of(logits).astype(logits, "float32"))
+
+    def argmax(self, outputs: Array) -> npt.NDArray[np.int64]:
+        """Return the tokens with the largest adapted logits; -1 where logits are NaN or infinite."""
+        logits = self.logits(outputs)
+        token_ids = logits.argmax(1)
+        highest = logits[np.arange(len(token_ids)), token_ids]  # a NaN, if there is one
+        return np.where(np.isfinite(highest), token_ids, NO_TOKEN)
 
 
 class Masks(Protocol):

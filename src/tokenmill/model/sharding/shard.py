@@ -50,6 +50,11 @@ class Part(msgspec.Struct, frozen=True):
         """Return the same part if each thing is made of `size` others."""
         return Part(self.start * size, self.count * size, self.total * size)
 
+    def widened(self, size: int) -> Part:
+        """Return the smallest part around it that begins and ends at multiples of `size`."""
+        start = self.start // size * size
+        return Part(start, -(-self.stop // size) * size - start, self.total)
+
 
 class Shard(msgspec.Struct, frozen=True):
     """Rank `rank` of the `size` ranks of a stage, which is one of `num_stages`.

@@ -14,8 +14,9 @@ from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.models.targets import Target
 from tokenmill.model.models.weight_names import WeightKey
-from tokenmill.model.quantization.layouts import FLOATS, Dense, Outputs, WeightLayout
-from tokenmill.model.quantization.packed import Rows
+from tokenmill.model.quantization.layouts import FLOATS, Axis, Dense, Inputs, WeightLayout
+from tokenmill.model.quantization.packed import Rows, pick_columns
+from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.sharding.shard import Part
 from tokenmill.model.weights.checkpoint import Checkpoint, with_plain_names
 from tokenmill.model.weights.safetensors_header import StoredTensor
@@ -36,7 +37,7 @@ class Read(msgspec.Struct, frozen=True):
     """One target's values: the tensors that hold them, by suffix, their layout, and which of its rows are wanted.
 
     Attributes:
-        columns: the wanted numbers of these rows, of floats; None: all.
+        columns: the wanted numbers of these rows; None: all.
     """
 
     key: WeightKey
@@ -53,26 +54,39 @@ class Read(msgspec.Struct, frozen=True):
     @property
     def num_bytes(self) -> int:
         """Bytes in the files that are wanted."""
-        if self.columns is not None:
-            return self.stored["weight"].num_bytes * self.columns.count // self.columns.total
-        parts = self.stored.items()
-        return sum(part_bytes(tensor, self.layout.outputs(suffix), self.part) for suffix, tensor in parts)
+        part = self.part if self.columns is None else self._span(self.columns)
+        return sum(part_bytes(tensor, self._axis(suffix), part) for suffix, tensor in self.stored.items())
 
     @property
     def spare_bytes(self) -> int:
         """Memory that `rows` takes for a moment: floats are used where the file is mapped, integers are unpacked."""
         if self.layout is DENSE:
             return 0 if self.part.is_whole and self.columns is None else self.num_bytes
-        return UNPACKED_BYTES * math.prod(self.shape) * self.part.count // self.part.total
+        part = self.part if self.columns is None else self._span(self.columns)
+        return UNPACKED_BYTES * math.prod(self.shape) * part.count // part.total
 
     def rows(self) -> Rows:
         """Return the values, floats or quantized. Of a part nothing else is read: no mapping, which reads ahead."""
         if self.columns is not None:
-            return self.layout.read({"weight": read_part(self.stored["weight"], Outputs(axis=1), self.columns)})
+            span = self._span(self.columns)
+            inputs, start = Inputs(range(span.start, span.stop), span.total), self.columns.start - span.start
+            rows, is_exact = self.layout.read(self._read_parts(span), inputs), span.count == self.columns.count
+            return rows if is_exact else pick_columns(rows, range(start, start + self.columns.count))
         if self.part.is_whole:
             return self.layout.read({suffix: read_mapped(stored) for suffix, stored in self.stored.items()})
-        parts = self.stored.items()
-        return self.layout.read({key: read_part(stored, self.layout.outputs(key), self.part) for key, stored in parts})
+        return self.layout.read(self._read_parts(self.part))
+
+    def _read_parts(self, part: Part) -> dict[str, StoredArray]:
+        return {suffix: read_part(stored, self._axis(suffix), part) for suffix, stored in self.stored.items()}
+
+    def _axis(self, suffix: str) -> Axis | None:
+        """Return the axis that parts are parts of."""
+        return self.layout.outputs(suffix) if self.columns is None else self.layout.inputs(suffix)
+
+    def _span(self, columns: Part) -> Part:
+        """Return the whole numbers of the file that hold these columns."""
+        size = max(axis.per_number for axis in map(self.layout.inputs, self.stored) if axis is not None)
+        return columns.widened(size)
 
     @property
     def place(self) -> tuple[Path, int]:
@@ -125,12 +139,11 @@ def _num_experts(architecture: Architecture, target: Target) -> int:
 
 
 def _read(checkpoint: Checkpoint, target: Target) -> Read:
+    assert target.columns is None or target.part.is_whole, "ranks share rows or columns of a matrix"
     layout, tensors = checkpoint.scheme.layout, checkpoint.tensors
     module = target.name.rpartition(".")[0]
     if target.is_matrix and layout.suffixes != DENSE.suffixes and f"{module}.{layout.suffixes[-1]}" in tensors:
-        if target.columns is not None:
-            raise InvalidCheckpoint(f"{checkpoint.source}: {module} is quantized, which ranks on GPUs cannot share yet")
-        read = Read(target.key, layout, dict(_parts(checkpoint, module, layout)), target.part)
+        read = Read(target.key, layout, dict(_parts(checkpoint, module, layout)), target.part, target.columns)
         _check_shape(read, target)
         for suffix, part in read.stored.items():
             _check_dtype(part, FLOATS if suffix in SCALES else INTEGERS)
@@ -138,7 +151,6 @@ def _read(checkpoint: Checkpoint, target: Target) -> Read:
     stored = tensors.get(target.name)
     if stored is None:
         raise InvalidCheckpoint(f"{checkpoint.source} has no tensor {target.name}, which config.json calls for")
-    assert target.columns is None or target.part.is_whole, "ranks share rows or columns of a matrix"
     read = Read(target.key, DENSE, {"weight": stored}, target.part, target.columns)
     _check_shape(read, target)
     _check_dtype(stored, FLOATS)

@@ -7,20 +7,20 @@ import math
 import numpy as np
 
 from tokenmill.core.errors import InvalidCheckpoint
-from tokenmill.model.quantization.layouts import Outputs
+from tokenmill.model.quantization.layouts import Axis
 from tokenmill.model.quantization.stored_array import TYPES, StoredArray
 from tokenmill.model.sharding.shard import Part
 from tokenmill.model.weights.file_part import read_bytes
 from tokenmill.model.weights.safetensors_header import StoredTensor
 
 
-def part_bytes(stored: StoredTensor, outputs: Outputs | None, part: Part) -> int:
-    """Return the bytes that a part of a weight's outputs takes of a tensor; `outputs` None: all, for every part."""
-    return stored.num_bytes if outputs is None else stored.num_bytes * part.count // part.total
+def part_bytes(stored: StoredTensor, axis: Axis | None, part: Part) -> int:
+    """Return the bytes that a part of a weight takes of a tensor; `axis` None: all, for every part."""
+    return stored.num_bytes if axis is None else stored.num_bytes * part.count // part.total
 
 
-def read_part(stored: StoredTensor, outputs: Outputs | None, part: Part) -> StoredArray:
-    """Read the part of a tensor that belongs to some of a weight's outputs, into memory of its own.
+def read_part(stored: StoredTensor, axis: Axis | None, part: Part) -> StoredArray:
+    """Read the part of a tensor that belongs to some of a weight's outputs, or inputs, into memory of its own.
 
     Raises:
         InvalidCheckpoint: the file cannot be read, or a number in it holds outputs of several ranks.
@@ -28,15 +28,15 @@ def read_part(stored: StoredTensor, outputs: Outputs | None, part: Part) -> Stor
     if stored.dtype not in TYPES:
         raise InvalidCheckpoint(f"{stored.file}: tensor {stored.name} has dtype {stored.dtype}, which cannot be split")
     shape = list(stored.shape)
-    start, stop, axis = 0, stored.shape[0] if stored.shape else 1, 0
-    if outputs is not None:
-        axis, start, stop = outputs.axis, *_numbers(stored, outputs, part)
-        shape[axis] = stop - start
+    start, stop, index = 0, stored.shape[0] if stored.shape else 1, 0
+    if axis is not None:
+        index, start, stop = axis.index, *_numbers(stored, axis, part)
+        shape[index] = stop - start
     values = np.empty(shape, TYPES[stored.dtype])
     if values.size == 0:
         return StoredArray(values, stored.dtype)
-    row_bytes = stored.num_bytes // max(1, math.prod(stored.shape[: axis + 1]))
-    num_runs, run_bytes = math.prod(stored.shape[:axis]), (stop - start) * row_bytes
+    row_bytes = stored.num_bytes // max(1, math.prod(stored.shape[: index + 1]))
+    num_runs, run_bytes = math.prod(stored.shape[:index]), (stop - start) * row_bytes
     stride = stored.num_bytes // num_runs
     begin = stored.data_start + stored.begin + start * row_bytes
     memory = values.reshape(-1).view(np.uint8).data
@@ -69,9 +69,9 @@ def read_mapped(stored: StoredTensor) -> StoredArray:
     return StoredArray.of_bytes(np.asarray(data), stored.dtype, stored.shape)
 
 
-def _numbers(stored: StoredTensor, outputs: Outputs, part: Part) -> tuple[int, int]:
+def _numbers(stored: StoredTensor, axis: Axis, part: Part) -> tuple[int, int]:
     """Return start and end of the numbers along its axis that hold the outputs."""
-    size = outputs.per_number
+    size = axis.per_number
     if part.start % size or part.stop % size:
         raise InvalidCheckpoint(
             f"{stored.file}: tensor {stored.name} packs {size} outputs in a number, which ranks cannot share: a rank "

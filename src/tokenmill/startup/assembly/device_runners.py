@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from tokenmill.config.configs import EngineConfig
+from tokenmill.core.hooks import hooks
 from tokenmill.engine.parallel.devices.collective import DeviceModel
 from tokenmill.engine.parallel.devices.runner import FollowingSampler, LeadingRunner, WatchedStream
 from tokenmill.engine.runner.captured_decodes import CapturedDecodes
@@ -21,6 +22,7 @@ from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.attention.groups import GroupedPagedAttention
 from tokenmill.model.attention.paged import PagedAttention
 from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.model.sampling import triton_draw
 from tokenmill.platform.protocol import Platform, Stream
 from tokenmill.startup.assembly.drafting import speculation_of
@@ -38,7 +40,8 @@ def make_device_runner(
     stream, takes_parts = platform.stream(), loaded.weight_bytes <= TWICE_READ_BYTES
     group = loaded.group
     if group is None or group.devices is None:
-        sampler = DeviceSampler(loaded.decoder, rows.tables, triton_draw.draw)
+        adding = hooks(rows.extensions, RowExtension.add_logits)
+        sampler = DeviceSampler(loaded.decoder, rows.tables, triton_draw.draw, adding=adding)
         graphs = _graphs(config, platform, loaded, stream, attention, loaded.decoder, sampler, rows)
         transport = Staging(platform, stream)
         return DeviceRunner(loaded.decoder, attention, rows, sampler, transport, graphs, takes_parts)

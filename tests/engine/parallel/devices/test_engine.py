@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
@@ -20,6 +21,8 @@ from tests.engine.runner.test_drafts import KINDS, LyingDrafter, requests
 from tests.engine.runner.test_not_numbers import run
 from tests.engine.runner.told import assert_same, told
 from tests.model.kernels.gpu import DEVICE
+from tests.model.weights.gguf_writer import write_gguf
+from tests.model.weights.quantized_layouts import CASES, quantize
 from tests.seeding import seed_for
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import EngineFailed, InvalidConfig
@@ -28,6 +31,7 @@ from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.parallel.devices.runner import WatchedEvent
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.sharding.shard import Shard
+from tokenmill.model.weights.hub import fetch
 from tokenmill.startup.assembly.setup import build_engine
 from tokenmill.startup.ranks.group import device_of_rank
 
@@ -88,8 +92,21 @@ FEATURES: dict[str, tuple[str, dict[str, Any], tuple[int, ...], dict[str, Any]]]
     "priority": ("qwen2", {}, (0, 5), {"scheduling_policy": "priority"}),
     "drafts of suffixes": ("qwen3", {}, (0, 3), {"speculative_config": "suffix"}),
     "steps one by one": ("granite", {}, (4, 10), {"async_scheduling": False}),
+    "int4": ("qwen3", {"intermediate_size": 64}, (0, 3), {}),
+    "blocks": ("phi3", {"hidden_size": 64, "intermediate_size": 96}, (1, 5), {}),
     "every kind": ("phi3", SMALLEST, tuple(kind for kind in range(len(KINDS)) if "min_tokens" not in KINDS[kind]), {}),
 }
+# Forms of checkpoints: words of GPTQ, and of a GGUF file blocks, within which a rank's columns end.
+STORED = {"int4": "gptq 4", "blocks": "Q8_0"}
+
+
+def stored(model: Path, family: str, form: str | None) -> Path:
+    """The checkpoint in a form that is quantized."""
+    if form in CASES:
+        quantize(model, *CASES[form], np.random.default_rng(SEED))
+    elif form is not None:
+        return fetch(str(write_gguf(model, family, form)), None, str(model.parent / "cache"))
+    return model
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -97,6 +114,7 @@ def test_two_devices_tell_what_one_does(feature: str, tmp_path: Path) -> None:
     print(f"seed {SEED}")
     family, shape, kinds, options = FEATURES[feature]
     rng, folder = random.Random(SEED), make_checkpoint(tmp_path / "model", family, seed=SEED, **shape)
+    folder = stored(folder, family, STORED.get(feature))
     config = EngineConfig(model=str(folder), **{**SMALL, **options}).resolve()
     wanted = requests(rng, [KINDS[kind] for kind in kinds], 6)
     alone = tell(config, wanted)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tokenmill.config.gguf_names import split_place
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.sharding.shard import Part
 from tokenmill.model.weights.file_part import read_bytes
 from tokenmill.model.weights.gguf.header import Metadata, read_header
 
@@ -24,7 +25,9 @@ class GgufTensor(msgspec.Struct, frozen=True):
         kind: its type by llama.cpp's name, e.g. `Q4_K`.
         shape: in the usual order, rows first.
         begin: byte in the file.
+        block: numbers that are stored together.
         is_part: it is the part of a tensor that a rank has.
+        stride: bytes from one row to the next, of a part of each row; 0: rows lie side by side.
     """
 
     name: str
@@ -33,7 +36,9 @@ class GgufTensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     begin: int
     num_bytes: int
+    block: int = 1
     is_part: bool = False
+    stride: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -51,14 +56,28 @@ class GgufTensor(msgspec.Struct, frozen=True):
             is_part=True,
         )
 
+    def columns(self, part: Part) -> GgufTensor:
+        """Return some of the numbers of each row, whole blocks."""
+        row_bytes = self.num_bytes // self.num_rows
+        return msgspec.structs.replace(
+            self,
+            shape=(*self.shape[:-1], part.count),
+            begin=self.begin + row_bytes * part.start // part.total,
+            num_bytes=self.num_bytes * part.count // part.total,
+            is_part=True,
+            stride=row_bytes,
+        )
+
     def data(self) -> npt.NDArray[np.uint8]:
         """Return its bytes, mapped, private if they are written, for as long as the array lives; a part is read
         instead: a mapping reads ahead."""
         if not self.is_part:
             return np.asarray(np.memmap(self.file, np.uint8, "c", self.begin, (self.num_bytes,)))
         data = np.empty(self.num_bytes, np.uint8)
+        runs = data.reshape(self.num_rows if self.stride else 1, -1)
         with self.file.open("rb", buffering=0) as file:
-            read_bytes(file.fileno(), data.data, self.begin, self.file)
+            for number, run in enumerate(runs):
+                read_bytes(file.fileno(), run.data, self.begin + number * self.stride, self.file)
         return data
 
 
@@ -90,7 +109,7 @@ def open_gguf(path: Path) -> GgufFile:
             if place.name in tensors:
                 raise InvalidCheckpoint(f"{one} has tensor {place.name} twice, or another part has it, too")
             tensors[place.name] = GgufTensor(
-                place.name, one, place.kind.name, place.shape, place.begin, place.num_bytes
+                place.name, one, place.kind.name, place.shape, place.begin, place.num_bytes, place.kind.block
             )
     if len(files) > 1:
         _check_parts(files, [header.metadata for header in headers], len(tensors))

@@ -35,12 +35,14 @@ class GgufRead(msgspec.Struct, frozen=True):
         tensor: the rows that are wanted; of stacked experts, those of one.
         change: the change that was made to them.
         bias: `tensor` is the row of an expert's bias, of which these numbers are wanted.
+        columns: the wanted numbers of each of its rows; None: all.
     """
 
     key: WeightKey
     tensor: GgufTensor
     change: Change = UNCHANGED
     bias: Part | None = None
+    columns: Part | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -58,6 +60,8 @@ class GgufRead(msgspec.Struct, frozen=True):
         if self.bias is not None:
             assert isinstance(rows, StoredArray), "biases are floats"
             return rows[0, self.bias.start : self.bias.stop]
+        if self.columns is not None:
+            rows = pick_columns(rows, range(self.columns.start, self.columns.stop))
         return _undo(self.change, rows)
 
 
@@ -103,14 +107,18 @@ def _read(file: GgufFile, target: Target, architecture: Architecture, table: Ggu
     if shape != (target.shape[:1] + target.shape[2:] if len(target.shape) == 3 else target.shape):
         raise InvalidCheckpoint(f"{file.path}: tensor {name} has shape {list(shape)}, expected {list(target.shape)}")
     part = target.part
-    if target.columns is not None:
-        raise InvalidCheckpoint(f"{file.path}: ranks on GPUs cannot share a GGUF file yet")
     if expert is not None and target.key.kind == "bias":
         return GgufRead(target.key, tensor.rows(expert, 1), bias=part)
     if expert is not None or not part.is_whole:
         place = (expert or 0) * len(fellows) + fellows.index(target.key.role)
         tensor = tensor.rows(place * part.total + part.start, part.count)
-    return GgufRead(target.key, tensor, _change_of(target.key, tensor.shape[0], architecture, table))
+    change = _change_of(target.key, tensor.shape[0], architecture, table)
+    if target.columns is None:
+        return GgufRead(target.key, tensor, change)
+    assert change.columns is None, "a model with states in another order runs in one process"
+    span = target.columns.widened(tensor.block)
+    own = Part(target.columns.start - span.start, target.columns.count, span.count)
+    return GgufRead(target.key, tensor.columns(span), change, columns=None if own.is_whole else own)
 
 
 def _is_alike(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
