@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -33,6 +34,10 @@ class CountingCommunicator:
         self._note("share", numbers)
         return self._communicator.share(numbers)
 
+    def offer(self, numbers: torch.Tensor) -> Callable[[], object]:
+        self._note("offer", numbers)
+        return self._communicator.offer(numbers)
+
     def abort(self) -> None:
         self.is_aborted = True
         self._communicator.abort()
@@ -42,8 +47,26 @@ class CountingCommunicator:
 
 
 class RankPlatform(FakePlatform):
-    """A GPU of the imagination for each rank."""
+    """A GPU of the imagination for each rank.
+
+    Attributes:
+        channels: its communicators, by the names of the files at which their ranks meet.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.channels: dict[str, CountingCommunicator] = {}
 
     def communicator(self, meeting: Path, rank: int, size: int, seconds: float) -> CountingCommunicator:
-        self.counting = CountingCommunicator(super().communicator(meeting, rank, size, seconds))
-        return self.counting
+        made = CountingCommunicator(super().communicator(meeting, rank, size, seconds))
+        self.channels[meeting.name] = made
+        return made
+
+    @property
+    def calls(self) -> dict[str, list[Call]]:
+        """The calls of each communicator."""
+        return {name: channel.calls for name, channel in self.channels.items()}
+
+    def abort(self) -> None:
+        for channel in self.channels.values():
+            channel.abort()
