@@ -9,8 +9,8 @@ import torch
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.parallel.devices.collective import DeviceModel
-from tokenmill.engine.parallel.devices.ring import StageModel
 from tokenmill.engine.parallel.devices.runner import FollowingSampler, LeadingRunner, WatchedStream
+from tokenmill.engine.parallel.devices.stage_model import StageModel
 from tokenmill.engine.parallel.devices.stages import CapturedLayers, FirstStageRunner, LaterStageRunner
 from tokenmill.engine.runner.captured_decodes import CapturedDecodes
 from tokenmill.engine.runner.device_runner import DeviceRunner

@@ -154,7 +154,7 @@ class Group:
             self.context = SharedContext(memory, step.tokens, self._patience)
             return ALONE
         if platform.is_accelerator:
-            from tokenmill.engine.parallel.devices.ring import connect as connect_devices
+            from tokenmill.engine.parallel.devices.stage_model import connect as connect_devices
 
             def meet(name: str, rank: int, size: int) -> Communicator:
                 return platform.communicator(Path(f"{self._rendezvous}.{name}"), rank, size, self._patience)

@@ -17,8 +17,9 @@ Call = tuple[str, tuple[int, ...], str]
 class CountingCommunicator:
     """Notes every call, and lets another communicator see to it."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, order: list[str] | None = None) -> None:
         self.calls: list[Call] = []
+        self._order = [] if order is None else order
         self.is_aborted = False
         self._communicator = communicator
 
@@ -43,6 +44,7 @@ class CountingCommunicator:
         self._communicator.abort()
 
     def _note(self, name: str, tensor: torch.Tensor) -> None:
+        self._order.append(name)
         self.calls.append((name, tuple(tensor.shape), str(tensor.dtype)))
 
 
@@ -51,14 +53,16 @@ class RankPlatform(FakePlatform):
 
     Attributes:
         channels: its communicators, by the names of the files at which their ranks meet.
+        order: the names of the calls of all of them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.channels: dict[str, CountingCommunicator] = {}
+        self.order: list[str] = []
 
     def communicator(self, meeting: Path, rank: int, size: int, seconds: float) -> CountingCommunicator:
-        made = CountingCommunicator(super().communicator(meeting, rank, size, seconds))
+        made = CountingCommunicator(super().communicator(meeting, rank, size, seconds), self.order)
         self.channels[meeting.name] = made
         return made
 

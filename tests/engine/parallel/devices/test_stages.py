@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -53,13 +54,15 @@ def test_stages_tell_what_one_device_does(feature: str, tmp_path: Path) -> None:
         outputs = run(engine, wanted)
         assert_same(alone, [told(outputs[request.id]) for request in wanted], is_exact=False)
         assert (platform.replays > 0) == (feature != "eager"), "decodes run in graphs"
+        kept = [name for name in platform.order if name == "offer" or "tensor_parallel_size" not in shares]
+        assert ("offer", "offer") in itertools.pairwise(kept), "a step begins while another is in a later stage"
         drafted = drafts_of(engine, wanted, outputs, rng)
         assert_same(alone, [told(drafted[request.id]) for request in wanted], is_exact=False)
     assert_same_calls([platform.calls, *(read_calls(tmp_path, rank) for rank in range(1, 1 + len(peers)))])
 
 
 def assert_same_calls(of_ranks: list[dict[str, list[Call]]]) -> None:
-    """Whoever shares a communicator makes the same calls in the same order; of two stages one sends, one receives."""
+    """Ranks of a communicator make the same calls in the same order; of two stages one sends, one receives."""
     for name in {name for calls in of_ranks for name in calls}:
         one, other = (calls[name] for calls in of_ranks if name in calls)
         assert one, f"{name} is used"
@@ -67,3 +70,24 @@ def assert_same_calls(of_ranks: list[dict[str, list[Call]]]) -> None:
             assert {call[0] for call in one} ^ {call[0] for call in other} == {"offer", "share"}
             one, other = ([call[1:] for call in calls] for calls in (one, other))
         assert one == other, name
+
+
+def test_memory_is_measured_together(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=3)
+    config = EngineConfig(model=str(model), **{**SMALL, "num_pages": None}).resolve()
+    with ranks(config, tmp_path, **TWO) as (engine, _, _):
+        (output,) = run(engine, requests(random.Random(SEED), [{"temperature": 0.0}], 4))["0"][-1:]
+        assert output.finish_reason
+
+
+def test_a_stage_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=2)
+    config = EngineConfig(model=str(model), **SMALL).resolve()
+    with ranks(config, tmp_path, **TWO) as (engine, platform, (peer,)):
+        for request in requests(random.Random(SEED), [{"temperature": 0.0}] * 3, 12):
+            engine.add(request)
+        engine.step()
+        peer.kill()
+        with pytest.raises(EngineFailed):
+            step_until_done(engine)
+        platform.abort()

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
-from tokenmill.engine.parallel.devices.ring import StageModel
+from tokenmill.engine.parallel.devices.stage_model import StageModel
 from tokenmill.engine.parallel.messages import RunStep, TakeOutputs
 from tokenmill.engine.parallel.shared_memory import SharedMemory
 from tokenmill.engine.runner.captured_decodes import CapturedDecodes
