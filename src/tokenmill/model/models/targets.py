@@ -56,7 +56,8 @@ class Target(msgspec.Struct, frozen=True):
 
     def unwanted(self) -> Target:
         """Return the same target with nothing wanted, for a tensor that is another rank's."""
-        return msgspec.structs.replace(self, part=Part(0, 0, self.part.total), fill=lambda values: None, matrix=None)
+        nothing = Part(0, 0, self.part.total)
+        return msgspec.structs.replace(self, part=nothing, columns=None, fill=lambda values: None, matrix=None)
 
 
 Order = Sequence[int]

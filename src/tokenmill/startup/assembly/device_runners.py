@@ -51,7 +51,7 @@ def make_device_runner(
     if devices.ring is not None:
         model, takes_parts = StageModel(loaded.decoder, devices, platform.device), False
         make = partial(FirstStageRunner, group.memory) if shard.is_first_stage else LaterStageRunner
-        captured = partial(CapturedLayers, shard.is_first_stage)
+        captured = partial(CapturedLayers, shard.is_first_stage, group.wait_for_all)
     # Weights of ranks may differ by a row of the vocabulary, but all have to run the same parts: rank 0 decides.
     decision = torch.tensor([takes_parts], dtype=torch.int64, device=platform.device)
     takes_parts = bool(communicator.share(decision).item())

@@ -30,7 +30,8 @@ def check_parameters(config: EngineConfig, platform: Platform, architecture: Arc
     """
     free = platform.available_bytes() + held_bytes(config)
     count = architecture.num_parameters() - architecture.num_mapped_parameters
-    if count * LEAST_BYTES_PER_PARAMETER > free:
+    num_devices = config.num_ranks if platform.is_accelerator else 1
+    if count * LEAST_BYTES_PER_PARAMETER > free * num_devices:
         weights = size_text(count * BYTES_OF[config.dtype])
         raise OutOfMemory(
             f"the model has {count / 1e9:,.4g} billion parameters, {weights} in {config.dtype}, and {size_text(free)} "

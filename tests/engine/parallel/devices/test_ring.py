@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,11 +24,13 @@ from tokenmill.model.weights.loader import load_model, plan_model
 from tokenmill.platform.communicator import Communicator, over_gloo
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_stages_have_the_numbers_of_one(family: str, rng: np.random.Generator, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "size"), [*((family, 1) for family in FAMILIES), ("qwen3", 2), ("qwen3_moe", 2), ("gpt_oss", 2)]
+)
+def test_stages_have_the_numbers_of_one(family: str, size: int, rng: np.random.Generator, tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "model", family, torch.float32)
     architecture = read_architecture(folder)
-    num_stages = min(3, len(architecture.layers))
+    num_stages = 2 if size > 1 else min(3, len(architecture.layers))
     lengths = rng.integers(1, 60, 4).tolist()
     schedule = list(random_schedule(lengths, 40, rng))
     requests = PagedRequests([rng.integers(0, 331, length).tolist() for length in lengths], 16, rng)
@@ -42,13 +45,13 @@ def test_stages_have_the_numbers_of_one(family: str, rng: np.random.Generator, t
         def meet(name: str, own: int, size: int) -> Communicator:
             return over_gloo(tmp_path / name, own, size, TIMEOUT)
 
-        collective = connect(msgspec.structs.replace(Shard.from_rank(rank, 1, num_stages), sums=True), meet, 2)
+        collective = connect(msgspec.structs.replace(Shard.from_rank(rank, size, num_stages), sums=True), meet, 2)
         decoder = plan_model(folder, architecture, TorchKernels("float32", "cpu"), collective=collective).load()
         model = StageModel(decoder, collective, "cpu")
         attention = make_attention("reference", decoder.attention_spec, requests.num_pages, 16, torch.float32)
         pending: deque[Callable[[], None]] = deque()
         for number, batch in enumerate(batches):
-            if rank:
+            if rank >= size:
                 model.hand_on(model.layers(batch, attention, model.receive(model.empty(len(batch.token_ids)))))
                 continue
             _, outputs = model.begin_pass(model.layers(batch, attention), len(batch.output_indices))
@@ -59,9 +62,11 @@ def test_stages_have_the_numbers_of_one(family: str, rng: np.random.Generator, t
             check()
 
     def compare(logits: torch.Tensor, number: int) -> None:
-        assert torch.equal(logits, wanted[number]), f"step {number}"
+        # Ranks of a stage sum in another order.
+        is_same = torch.equal if size == 1 else partial(torch.allclose, atol=1e-4, rtol=1e-4)
+        assert is_same(logits, wanted[number]), f"step {number}"
 
-    failures = together(run, num_stages)
+    failures = together(run, num_stages * size)
     assert not failures, failures[0]
 
 

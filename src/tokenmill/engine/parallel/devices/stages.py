@@ -28,6 +28,7 @@ from tokenmill.engine.runner.model_runner import EnteredStep
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.row_extension import Sent
+from tokenmill.platform.capturing import Report
 from tokenmill.platform.protocol import Platform, Stream, Tensors
 
 
@@ -36,16 +37,32 @@ class CapturedLayers(CapturedDecodes):
 
     Args:
         is_first: they begin with the token table; else with hidden states.
+        wait_for_all: waits until all ranks have come, as long as a start may take.
         parts: see `CapturedDecodes`.
     """
 
-    def __init__(self, is_first: bool, platform: Platform, stream: Stream, model: StageModel, *parts: Any) -> None:
+    def __init__(
+        self,
+        is_first: bool,
+        wait_for_all: Callable[[], None],
+        platform: Platform,
+        stream: Stream,
+        model: StageModel,
+        *parts: Any,
+    ) -> None:
         super().__init__(platform, stream, model, *parts)
         self._stage = model
+        self._wait_for_all = wait_for_all
         self._given: torch.Tensor | None = None
         if not is_first:
             with stream:
                 self._given = model.empty(LARGEST).zero_()
+
+    def capture(self, report: Report = lambda done, total: None, count: int | None = None) -> int:
+        """Capture all sizes, or the largest `count`, and wait until the other stages have theirs; return the number."""
+        num_graphs = super().capture(report, count)
+        self._wait_for_all()  # what a step is waited for may be less
+        return num_graphs
 
     def run(self, samples: Samples, sent: Sent) -> torch.Tensor:
         """Run the layers over a step whose arrays `fit`; return what is handed on, in memory of its own."""
