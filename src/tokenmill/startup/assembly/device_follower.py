@@ -20,6 +20,7 @@ from tokenmill.startup.assembly.runners import capture, least_size, make_runner,
 from tokenmill.startup.ranks.group import Group
 from tokenmill.startup.sizing.kv_size import KVSize, wanted_context
 
+
 class DeviceFollower:
     """A rank that runs the plans of rank 0.
 
