@@ -11,7 +11,7 @@ PROCESSES = {
     "clients": "*",
     "engine/loop": "imports",
     "engine/parallel": "native_ranks nodes",
-    "engine/parallel/devices": "engine",
+    "engine/parallel/devices": "engine stages",
     "house": "documents makefile no_torch python_children readme",
     "integration": "*",
     "ipc": "python_child server_registry",
@@ -48,7 +48,7 @@ SLOW = {
         "states_on_disk window_groups"
     ),
     "engine/parallel": "exactness forward slices",
-    "engine/parallel/devices": "collective",
+    "engine/parallel/devices": "collective ring",
     "engine/runner": (
         "cuda_graphs device_drafts draft_model drafts fake_gpu grammar_drafts launches not_numbers on_device "
         "torch_calls"
@@ -99,7 +99,7 @@ DRAWN = {
         "state_copies::test_the_same_prompt_again_never_yields_to_itself": 12,
     },
     "engine/parallel": {"exactness": 1, "slices": 1},
-    "engine/parallel/devices": {"collective": 3, "engine": 1},
+    "engine/parallel/devices": {"collective": 3, "engine": 1, "ring": 3, "stages": 1},
     "engine/runner": {
         "device_drafts": 1,
         **dict.fromkeys(("draft_model", "drafts", "grammar_drafts", "not_numbers", "on_device"), 2),
@@ -164,8 +164,8 @@ POOLS = {
     ),
     "devices, interpreted": Pool(
         9,
-        "engine/parallel/devices/engine engine/runner/fake_gpu engine/runner/on_device model/adapters/on_device "
-        "model/vision/on_device tools/gpu_check tools/gpu_scripts",
+        "engine/parallel/devices/engine engine/parallel/devices/stages engine/runner/fake_gpu "
+        "engine/runner/on_device model/adapters/on_device model/vision/on_device tools/gpu_check tools/gpu_scripts",
     ),
     "servers of several parts": Pool(
         12, "serving/server/api_servers serving/server/engines serving/server/routing serving/server/split"

@@ -35,7 +35,7 @@ def check_names(is_dry: bool) -> list[str]:
     small = [f"{ORACLE}qwen3", "graphs-and-eager", "preemption-under-a-tiny-pool"]
     if is_dry:
         return small
-    ranks = ["two-gpus"] if torch.cuda.device_count() > 1 else []
+    ranks = ["two-gpus", "two-stages"] if torch.cuda.device_count() > 1 else []
     theirs, written = [], []
     if importlib.util.find_spec("transformers") is not None:
         theirs, written = ["equals-transformers"], [*WRITTEN_BY_TRANSFORMERS]
@@ -127,6 +127,11 @@ class EngineChecks:
 
     def _two_gpus(self) -> None:
         self._same({"tensor_parallel_size": 2}, {})
+
+    def _two_stages(self) -> None:
+        # Overlapped or not, in graphs or eager: the same layers in the same order.
+        for options in ({}, {"enforce_eager": True}):
+            self._same({"pipeline_parallel_size": 2, **options}, options)
 
     def _same(self, one: dict[str, Any], other: dict[str, Any]) -> None:
         model = self._checkpoint("qwen3")

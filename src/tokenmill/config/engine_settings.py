@@ -163,10 +163,10 @@ class EngineSettings(VisionConfig):
     batch_invariant: bool = flag(False, "on a GPU, a request's tokens do not depend on its batch (slower)")
     num_threads: int | None = flag(None, "CPU threads of a step, of each rank (auto: the cores this process may use)")
     tensor_parallel_size: int = flag(
-        1, "processes that share the model, each a part of every layer (CPUs)", aliases=("-tp", "--tp", "--tp-size")
+        1, "processes that share the model, each a part of every layer", aliases=("-tp", "--tp", "--tp-size")
     )
     pipeline_parallel_size: int = flag(
-        1, "stages that share the model's layers, each of as many ranks (CPUs)", aliases=("-pp", "--pp", "--pp-size")
+        1, "stages that share the model's layers, each of as many ranks", aliases=("-pp", "--pp", "--pp-size")
     )
     context_parallel_size: int = flag(
         1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,8 +22,38 @@ class Communicator(Protocol):
     def share(self, numbers: torch.Tensor) -> torch.Tensor:
         """Copy rank 0's numbers to all ranks, into the memory of `numbers`, and return them."""
 
+    def offer(self, numbers: torch.Tensor) -> Callable[[], object]:
+        """Rank 0: begin to copy its numbers to the ranks that call `share`, beside whatever is issued later.
+
+        Returns:
+            Puts later work behind the copy. Until then nothing may write to `numbers`, whose memory must be kept.
+        """
+
     def abort(self) -> None:
         """Leave the other ranks: end the work that waits for them, and do no more."""
+
+
+class NoPeers:
+    """The `Communicator` of a rank that has its part of each layer to itself."""
+
+    def sum(self, own: torch.Tensor) -> torch.Tensor:
+        """Return `own`."""
+        return own
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        """Return `own` as the tensors of one rank."""
+        return own.unsqueeze(0)
+
+    def share(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return the numbers."""
+        return numbers
+
+    def offer(self, numbers: torch.Tensor) -> Callable[[], object]:
+        """Copy to nobody."""
+        return lambda: None
+
+    def abort(self) -> None:
+        """Do nothing: there is nobody to leave."""
 
 
 class TorchCommunicator:
@@ -58,10 +89,15 @@ class TorchCommunicator:
         """Copy rank 0's numbers to all ranks, in place, and return them."""
         from torch.distributed import BroadcastOptions
 
-        options = _in_order(BroadcastOptions())
-        options.rootRank = options.rootTensor = 0
-        _end(self._group.broadcast([numbers], options))
+        _end(self._group.broadcast([numbers], _in_order(BroadcastOptions())))
         return numbers
+
+    def offer(self, numbers: torch.Tensor) -> Callable[[], object]:
+        """Begin to copy rank 0's numbers to the others, on a stream of the group's own."""
+        from torch.distributed import BroadcastOptions
+
+        work = self._group.broadcast([numbers], BroadcastOptions())
+        return lambda: _end(work)
 
     def abort(self) -> None:
         """Abort the process group."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import re
@@ -26,6 +27,8 @@ from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import ModelPlan, plan_model
 from tokenmill.startup.assembly.setup import build_engine
 from tokenmill.startup.machine.device import within_budget
+from tokenmill.startup.machine.device_memory import workspace_bytes
+from tokenmill.startup.sizing.fit import check_fit, check_parameters
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +174,25 @@ def serve(folder: Path, *flags: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "tokenmill", "serve", str(folder), "--port", "0", *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     return done.returncode, done.stderr
+
+
+def test_ranks_on_gpus_have_a_memory_each(folder: Path) -> None:
+    plan, page, shared = plan_of(folder), page_bytes(folder), Machine(0)
+    config, architecture = config_of(folder, tensor_parallel_size=2), plan.shapes.architecture
+    step = workspace_bytes(config, architecture, architecture.max_position, 2)
+    for free, ranks, is_accelerator, fits in [
+        (plan.weight_bytes * 3 // 2, 2, False, False),
+        (plan.weight_bytes * 3 // 2 + step, 2, True, True),
+        (plan.weight_bytes // 2 + step, 2, True, False),
+    ]:
+        shared.free, shared.is_accelerator = free, is_accelerator
+        with contextlib.nullcontext() if fits else pytest.raises(OutOfMemory):
+            check_fit(config_of(folder, tensor_parallel_size=ranks), shared, folder, plan, page, 1)
+    shared.free = architecture.num_parameters() // 3  # less than half a byte for each parameter
+    check_parameters(config, shared, architecture)
+    shared.is_accelerator = False
+    with pytest.raises(OutOfMemory, match="billion parameters"):
+        check_parameters(config, shared, architecture)
 
 
 def test_a_terabyte_of_weights_is_refused_at_once(tmp_path: Path) -> None:

@@ -166,7 +166,13 @@ class EndPhase(msgspec.Struct, tag=5, array_like=True):
     """End the phase of measuring steps."""
 
 
-Command: TypeAlias = RunPass | TakeLogits | FindBest | End | RunStep | EndPhase
+class TakeOutputs(msgspec.Struct, tag=6, array_like=True):
+    """Take the outputs of a step from the last stage and sample, as rank 0 does now. `number`: of the step's pass."""
+
+    number: int
+
+
+Command: TypeAlias = RunPass | TakeLogits | FindBest | End | RunStep | EndPhase | TakeOutputs
 
 
 def _plain(value: object) -> bytes:

@@ -112,16 +112,20 @@ class CapturedDecodes:
             outputs: [m, hidden_size] of the model, from which the last m of the samples are; None: absent.
         """
         num = len(samples) - (0 if outputs is None else len(outputs))
-        starts = sent.get("decode_starts")
-        if starts is None:
-            self._plan_attention(samples.positions[:num], len(sent["decodes"]))
-        graphs = self._graphs_for(samples.rows[:num])
-        logits, drawn = (part[:num] for part in graphs.run(sent["decodes"], starts))
+        logits, drawn = self._replay(samples, sent, num)
         if outputs is not None and len(outputs):
             others = self._sampler.logits(outputs, sent["draws"][num:], samples.rows[num:])
             logits = torch.cat([logits, others])
             drawn = torch.cat([drawn, self._sampler.draw(others, sent["draws"][num:])])
         return self._sampler.sample_drawn(logits, drawn, samples, metadata, sent, masks)
+
+    def _replay(self, samples: Samples, sent: Sent, num: int) -> Tensors:
+        """Run the graph for the first `num` samples of a step; return its outputs for these."""
+        starts = sent.get("decode_starts")
+        if starts is None:
+            self._plan_attention(samples.positions[:num], len(sent["decodes"]))
+        graphs = self._graphs_for(samples.rows[:num])
+        return tuple(part[:num] for part in graphs.run(sent["decodes"], starts))
 
     def _plan_attention(self, context_lens: npt.NDArray[np.int64], num_rows: int) -> None:
         """Let the attention plan the replay of a graph of `num_rows` rows."""
@@ -163,6 +167,10 @@ class CapturedDecodes:
         )
         for extend_decodes in hooks(extensions, RowExtension.extend_decodes):
             batch = extend_decodes(batch, places(draws)[0])
+        return self._outputs_of(batch, draws, extensions)
+
+    def _outputs_of(self, batch: ForwardBatch, draws: torch.Tensor, extensions: Sequence[RowExtension]) -> Tensors:
+        """Return what a graph brings of a batch, a row for each token."""
         outputs = self._model.forward(batch, self._attention)
         logits = self._model.logits(outputs)
         for add_logits in hooks(extensions, RowExtension.add_logits):

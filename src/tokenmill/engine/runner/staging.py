@@ -38,18 +38,19 @@ class Staging:
 
     Args:
         compute: the stream of the steps; it waits for the copies, the host does not.
+        num_slots: one more than there are steps in flight.
     """
 
-    def __init__(self, platform: Platform, compute: Stream) -> None:
+    def __init__(self, platform: Platform, compute: Stream, num_slots: int = NUM_SLOTS) -> None:
         self._platform = platform
         self._compute = compute
         self._copies = platform.stream()
-        self._slots = [_Slot() for _ in range(NUM_SLOTS)]
+        self._slots = [_Slot() for _ in range(num_slots)]
         self._current = 0
 
     def send(self, arrays: Arrays) -> Sent:
-        """Begin a step: return its arrays on the device, valid until `NUM_SLOTS` steps later."""
-        self._current = (self._current + 1) % NUM_SLOTS
+        """Begin a step: return its arrays on the device, valid until as many steps later as there are slots."""
+        self._current = (self._current + 1) % len(self._slots)
         slot = self._slots[self._current]
         if slot.used is not None:
             slot.used.wait()

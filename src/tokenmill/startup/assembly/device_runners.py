@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -11,20 +11,21 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.core.hooks import hooks
 from tokenmill.engine.parallel.devices.collective import DeviceModel
 from tokenmill.engine.parallel.devices.runner import FollowingSampler, LeadingRunner, WatchedStream
+from tokenmill.engine.parallel.devices.stage_model import StageModel
+from tokenmill.engine.parallel.devices.stages import CapturedLayers, FirstStageRunner, LaterStageRunner
 from tokenmill.engine.runner.captured_decodes import CapturedDecodes
 from tokenmill.engine.runner.device_runner import DeviceRunner
 from tokenmill.engine.runner.device_sampler import DeviceSampler
-from tokenmill.engine.runner.model import Model
 from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.engine.runner.row_state import RowState
-from tokenmill.engine.runner.staging import Staging
+from tokenmill.engine.runner.staging import NUM_SLOTS, Staging
 from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.attention.groups import GroupedPagedAttention
 from tokenmill.model.attention.paged import PagedAttention
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.model.sampling import triton_draw
-from tokenmill.platform.protocol import Platform, Stream
+from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.drafting import speculation_of
 from tokenmill.startup.assembly.loading import LoadedModel
 
@@ -37,27 +38,33 @@ def make_device_runner(
     config: EngineConfig, platform: Platform, loaded: LoadedModel, attention: AttentionBackend, rows: RowState
 ) -> ModelRunner:
     """Make the runner of a GPU, with its graphs not captured yet."""
+    assert isinstance(attention, PagedAttention | GroupedPagedAttention), "a GPU has its attention over pages"
     stream, takes_parts = platform.stream(), loaded.weight_bytes <= TWICE_READ_BYTES
     group = loaded.group
     if group is None or group.devices is None:
         adding = hooks(rows.extensions, RowExtension.add_logits)
         sampler = DeviceSampler(loaded.decoder, rows.tables, triton_draw.draw, adding=adding)
-        graphs = _graphs(config, platform, loaded, stream, attention, loaded.decoder, sampler, rows)
+        parts = (platform, stream, loaded.decoder, attention, sampler)
+        graphs = _graphs(config, platform, loaded, rows, partial(CapturedDecodes, *parts))
         transport = Staging(platform, stream)
         return DeviceRunner(loaded.decoder, attention, rows, sampler, transport, graphs, takes_parts)
-    devices = group.devices
-    model, communicator = DeviceModel(loaded.decoder, devices), devices.communicator
+    devices, shard, communicator = group.devices, group.devices.shard, group.devices.communicator
+    make: Callable[..., ModelRunner] = DeviceRunner if shard.rank else partial(LeadingRunner, group.memory)
+    captured: Callable[..., CapturedDecodes] = CapturedDecodes
+    model = DeviceModel(loaded.decoder, devices)
+    if devices.ring is not None:
+        model, takes_parts = StageModel(loaded.decoder, devices, platform.device), False
+        make = partial(FirstStageRunner, group.memory) if shard.is_first_stage else LaterStageRunner
+        captured = partial(CapturedLayers, shard.is_first_stage, group.wait_for_all)
     # Weights of ranks may differ by a row of the vocabulary, but all have to run the same parts: rank 0 decides.
     decision = torch.tensor([takes_parts], dtype=torch.int64, device=platform.device)
     takes_parts = bool(communicator.share(decision).item())
-    transport = Staging(platform, WatchedStream(stream, group.memory, communicator))
-    make: Callable[..., ModelRunner] = DeviceRunner
-    if group.shard.rank == 0:
-        make = partial(LeadingRunner, group.memory)
+    watched = WatchedStream(stream, group.memory, devices)
+    transport = Staging(platform, watched, max(NUM_SLOTS, config.num_steps_ahead + 1))
+    sampler = FollowingSampler(model, rows.tables, communicator.share, rows.grammars)
+    if shard.rank == 0:
         sampler = DeviceSampler(model, rows.tables, triton_draw.draw, communicator.share)
-    else:
-        sampler = FollowingSampler(model, rows.tables, communicator.share, rows.grammars)
-    graphs = _graphs(config, platform, loaded, stream, attention, model, sampler, rows)
+    graphs = _graphs(config, platform, loaded, rows, partial(captured, platform, stream, model, attention, sampler))
     return make(model, attention, rows, sampler, transport, graphs, takes_parts)
 
 
@@ -65,21 +72,20 @@ def _graphs(
     config: EngineConfig,
     platform: Platform,
     loaded: LoadedModel,
-    stream: Stream,
-    attention: AttentionBackend,
-    model: Model,
-    sampler: DeviceSampler,
     rows: RowState,
+    make: Callable[[int, Sequence[RowExtension]], CapturedDecodes],
 ) -> CapturedDecodes | None:
-    """Return the graphs of decode steps, not captured yet; None where there are none, or they cannot be captured."""
-    assert isinstance(attention, PagedAttention | GroupedPagedAttention), "a GPU has its attention over pages"
+    """Return the graphs of decode steps, not captured yet; None where there are none, or they cannot be captured.
+
+    Args:
+        make: makes them for a number of drafts of a request, and for the stores of capabilities.
+    """
     # One expert, or token, after the other: how many there are, the host has to know.
     architecture = loaded.architecture
     loops = bool(architecture.recurrences) or any(isinstance(layer.mlp, MoeSpec) for layer in architecture.layers)
-    if loaded.decoder.head is None or config.enforce_eager or (loops and loaded.kernels.name == "torch"):
+    if not architecture.has_head or config.enforce_eager or (loops and loaded.kernels.name == "torch"):
         return None
     speculation = speculation_of(config, platform)
     # Where states are taken back with drafts, steps that have some are not captured.
     num_drafts = 0 if speculation is None or architecture.recurrences else speculation.most_tokens
-    added = rows.extensions
-    return CapturedDecodes(platform, stream, model, attention, sampler, num_drafts, added)
+    return make(num_drafts, rows.extensions)

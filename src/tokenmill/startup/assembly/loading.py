@@ -131,6 +131,7 @@ def load(
     if config.step_log:
         check_writable(Path(config.step_log))
     folder, architecture, obstacle = _find(config, platform, timer, checks)
+    check(config, platform)
     check_parameters(config, platform, architecture)
     collective = ALONE if group is None else group.connect(architecture, _content(config, folder), platform)
     num_threads, threads_reason = choose_threads(config, platform, _thread_bytes(config, architecture))
@@ -171,8 +172,7 @@ def load(
 def _choose_kernels(
     config: EngineConfig, platform: Platform, folder: Path, architecture: Architecture, num_threads: int
 ) -> tuple[Kernels, str]:
-    """Check what the device can do; return kernels in formats that fit the budget, and why these."""
-    check(config, platform)
+    """Return kernels in formats that fit the budget, and why these."""
     kernels, reason = choose_kernels(config, platform, folder, num_threads, architecture)
     platform.set_num_threads(num_threads)  # the kernels may have brought torch
     return within_budget(config, kernels, architecture), reason

@@ -94,7 +94,7 @@ class _Signs:
 def _follow(config: EngineConfig, signs: _Signs | None = None) -> None:
     # Here and not above: they take long to load.
     from tokenmill.platform.select import select_platform
-    from tokenmill.startup.ranks.group import Group, config_of_rank, device_of_rank
+    from tokenmill.startup.ranks.group import Group, config_of_rank
 
     platform = select_platform(device_of_rank(config))
     config = dataclasses.replace(config, device=platform.device).resolve()
@@ -108,6 +108,12 @@ def _follow(config: EngineConfig, signs: _Signs | None = None) -> None:
     except BaseException as error:
         group.abandon(error)
         raise
+
+
+def device_of_rank(config: EngineConfig) -> str:
+    """Return the device of a rank: a GPU of its own, counted from the config's device, or from the first."""
+    kind, _, first = config.device.partition(":")
+    return f"{kind}:{int(first or 0) + config.rank}" if kind in ("auto", "cuda") else config.device
 
 
 def _builder(platform: Platform) -> Callable[..., Follower | DeviceFollower]:

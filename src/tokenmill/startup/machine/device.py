@@ -61,8 +61,8 @@ def _cpu_obstacles(config: EngineConfig) -> Iterator[str]:
 def _gpu_obstacles(config: EngineConfig, platform: Platform) -> Iterator[str]:
     if importlib.util.find_spec("triton") is None:
         yield f"--device {platform.device} needs triton, which CUDA builds of torch bring along"
-    if config.pipeline_parallel_size > 1:
-        yield "--pipeline-parallel-size: stages are of CPUs; GPUs share a model by --tensor-parallel-size"
+    if config.nnodes > 1:
+        yield "--nnodes is for CPUs: the GPUs of an engine are those of one machine"
     if config.context_parallel_size > 1:
         yield "--context-parallel-size is for CPUs, whose ranks map one KV memory; GPUs have --tensor-parallel-size"
     if config.enable_expert_parallel:

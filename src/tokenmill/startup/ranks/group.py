@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from tokenmill.model.models.host_decoder import HostDecoder
     from tokenmill.model.models.native_decoder import NativeDecoder
     from tokenmill.platform.arrays import Array
+    from tokenmill.platform.communicator import Communicator
 
 # How many times the time of a step may pass until all ranks have read their weights: as the other parts of a server.
 START_PATIENCE = 20.0
@@ -74,7 +75,7 @@ class Group:
     """One rank's view of the ranks of an engine.
 
     Attributes:
-        memory: shared by the ranks of a stage; set once `connect` has returned.
+        memory: shared by the ranks of a stage, on devices by all ranks; set once `connect` has returned.
         first_stage, later_stage: the connections of a stage's rank 0 to the other stages, if there are several.
         devices: the channel between ranks that have a device each; None: they share memory.
         context: the KV memory and attention that ranks of whole models share; None: they share the model.
@@ -92,7 +93,7 @@ class Group:
         if importlib.util.find_spec(MODULE) is None:
             raise InvalidConfig("ranks need native code, which is not built: run `make`, or leave out their flags")
         size = config.tensor_parallel_size * config.context_parallel_size
-        self.shard = Shard.from_rank(config.rank, size, config.pipeline_parallel_size)
+        self.shard = self._beside = Shard.from_rank(config.rank, size, config.pipeline_parallel_size)
         self.first_stage: FirstStage | None = None
         self.later_stage: LaterStage | None = None
         self.devices: DeviceCollective | None = None
@@ -134,29 +135,31 @@ class Group:
             check_size(architecture, self.shard.size, self.shard.num_stages, self.shard.sums)
         if self._config.enable_expert_parallel and not _has_experts(architecture):
             raise InvalidConfig("--enable-expert-parallel: this model has no experts")
+        beside = self._beside = Shard(self._config.rank, self._config.num_ranks) if self.shard.sums else self.shard
         step = _step_shape(self._config, architecture)
-        layout = Layout(architecture, step, self.shard.size, self.shard.num_stages)
-        self._descriptors.append(self._create(layout) if self.shard.rank == 0 else self._open(layout))
-        memory = SharedMemory(self._descriptors[0], layout, self.shard)
+        layout = Layout(architecture, step, beside.size, beside.num_stages)
+        self._descriptors.append(self._create(layout) if beside.rank == 0 else self._open(layout))
+        memory = SharedMemory(self._descriptors[0], layout, beside)
         memory.write_note(Note(pid=os.getpid()))
-        others = [rank for rank in range(self.shard.size) if rank != self.shard.rank]
+        others = [rank for rank in range(beside.size) if rank != beside.rank]
         self._wait(lambda: all(memory.read_note(rank).pid for rank in others), "has not come")
         peers = [_process(memory.read_note(rank).pid) for rank in others]
         self._descriptors += [peer for peer in peers if peer is not None]
         memory.join(self._descriptors[1:], self._timeout, _has_cores(config_of_rank(self._config)))
         self._memory = memory
-        if self.shard.rank == 0 and self.shard.num_stages > 1:
+        if beside.rank == 0 and beside.num_stages > 1:
             self._find_stages(f"{model} {step}")
         self.memory.meet(self._patience)
         if shares_context:
             self.context = SharedContext(memory, step.tokens, self._patience)
             return ALONE
         if platform.is_accelerator:
-            from tokenmill.engine.parallel.devices.collective import DeviceCollective
+            from tokenmill.engine.parallel.devices.stage_model import connect as connect_devices
 
-            meeting = Path(f"{self._rendezvous}.devices")
-            communicator = platform.communicator(meeting, self.shard.rank, self.shard.size, self._patience)
-            self.devices = DeviceCollective(self.shard, communicator)
+            def meet(name: str, rank: int, size: int) -> Communicator:
+                return platform.communicator(Path(f"{self._rendezvous}.{name}"), rank, size, self._patience)
+
+            self.devices = connect_devices(self.shard, meet, self._config.num_steps_ahead)
         return self.devices or memory
 
     def _find_stages(self, model: str) -> None:
@@ -239,10 +242,10 @@ class Group:
         memory = self.memory
         memory.write_note(Note(os.getpid(), count))
         memory.meet(self._patience)
-        least = min(memory.read_note(rank).num_pages for rank in range(self.shard.size))
+        least = min(memory.read_note(rank).num_pages for rank in range(self._beside.size))
         memory.meet()  # before anybody writes another note
         stage = self.first_stage or self.later_stage
-        if self.shard.num_stages == 1:
+        if self._beside.num_stages == 1:
             return least
         if stage is not None:
             memory.write_note(Note(os.getpid(), stage.agree(least, self._patience)))
@@ -296,7 +299,7 @@ class Group:
     @property
     def _place(self) -> Path:
         """The file in which the ranks of this stage find their memory."""
-        return Path(f"{self._rendezvous}.{self.shard.stage}")
+        return Path(f"{self._rendezvous}.{self._beside.stage}")
 
     def _open(self, layout: Layout) -> int:
         self._wait(self._place.exists, "has not begun")
@@ -314,7 +317,7 @@ class Group:
             if self._children is not None:
                 self._children.check()
             if time.monotonic() > deadline:
-                raise EngineFailed(f"rank {self.shard.rank} cannot start: another rank {what}")
+                raise EngineFailed(f"rank {self._beside.rank} cannot start: another rank {what}")
             time.sleep(_LOOK_SECONDS)
 
 
@@ -363,12 +366,6 @@ def config_of_rank(config: EngineConfig) -> EngineConfig:
         return config
     config = dataclasses.replace(config, replica=(engine * size + rank % size, num_engines * size))
     return config if rank == 0 else dataclasses.replace(config, step_log=None, kv_events_config=None)
-
-
-def device_of_rank(config: EngineConfig) -> str:
-    """Return the device of a rank: a GPU of its own, counted from the config's device, or from the first."""
-    kind, _, first = config.device.partition(":")
-    return f"{kind}:{int(first or 0) + config.rank}" if kind in ("auto", "cuda") else config.device
 
 
 def _step_shape(config: EngineConfig, architecture: Architecture) -> StepShape:

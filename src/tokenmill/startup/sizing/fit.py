@@ -30,7 +30,8 @@ def check_parameters(config: EngineConfig, platform: Platform, architecture: Arc
     """
     free = platform.available_bytes() + held_bytes(config)
     count = architecture.num_parameters() - architecture.num_mapped_parameters
-    if count * LEAST_BYTES_PER_PARAMETER > free:
+    num_devices = config.num_ranks if platform.is_accelerator else 1
+    if count * LEAST_BYTES_PER_PARAMETER > free * num_devices:
         weights = size_text(count * BYTES_OF[config.dtype])
         raise OutOfMemory(
             f"the model has {count / 1e9:,.4g} billion parameters, {weights} in {config.dtype}, and {size_text(free)} "
@@ -51,8 +52,8 @@ def check_fit(
     """
     architecture = plan.shapes.architecture
     free = free_bytes(config, platform, architecture)
-    # Its ranks load at the same time, each as much as the others.
-    size = config.num_ranks_here
+    # Its ranks load at the same time, each as much as the others; on GPUs into memory of their own.
+    size = 1 if platform.is_accelerator else config.num_ranks_here
     tower = tower_memory(config, folder, BYTES_OF[config.dtype])
     # Those that share a context map one file of packed weights.
     is_mapped = plan.kernels.name == "native" and (config.weight_cache or config.weight_memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,8 +17,9 @@ Call = tuple[str, tuple[int, ...], str]
 class CountingCommunicator:
     """Notes every call, and lets another communicator see to it."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, order: list[str] | None = None) -> None:
         self.calls: list[Call] = []
+        self._order = [] if order is None else order
         self.is_aborted = False
         self._communicator = communicator
 
@@ -33,17 +35,42 @@ class CountingCommunicator:
         self._note("share", numbers)
         return self._communicator.share(numbers)
 
+    def offer(self, numbers: torch.Tensor) -> Callable[[], object]:
+        self._note("offer", numbers)
+        return self._communicator.offer(numbers)
+
     def abort(self) -> None:
         self.is_aborted = True
         self._communicator.abort()
 
     def _note(self, name: str, tensor: torch.Tensor) -> None:
+        self._order.append(name)
         self.calls.append((name, tuple(tensor.shape), str(tensor.dtype)))
 
 
 class RankPlatform(FakePlatform):
-    """A GPU of the imagination for each rank."""
+    """A GPU of the imagination for each rank.
+
+    Attributes:
+        channels: its communicators, by the names of the files at which their ranks meet.
+        order: the names of the calls of all of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.channels: dict[str, CountingCommunicator] = {}
+        self.order: list[str] = []
 
     def communicator(self, meeting: Path, rank: int, size: int, seconds: float) -> CountingCommunicator:
-        self.counting = CountingCommunicator(super().communicator(meeting, rank, size, seconds))
-        return self.counting
+        made = CountingCommunicator(super().communicator(meeting, rank, size, seconds), self.order)
+        self.channels[meeting.name] = made
+        return made
+
+    @property
+    def calls(self) -> dict[str, list[Call]]:
+        """The calls of each communicator."""
+        return {name: channel.calls for name, channel in self.channels.items()}
+
+    def abort(self) -> None:
+        for channel in self.channels.values():
+            channel.abort()

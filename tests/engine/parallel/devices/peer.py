@@ -30,7 +30,7 @@ def main() -> None:
     except BaseException as error:
         group.abandon(error)
         raise
-    Path(sys.argv[2]).write_bytes(msgspec.json.encode(platform.counting.calls))
+    Path(sys.argv[2]).write_bytes(msgspec.json.encode(platform.calls))
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ from tokenmill.engine.parallel.devices.runner import WatchedEvent
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.sharding.shard import Shard
 from tokenmill.model.weights.hub import fetch
+from tokenmill.startup.assembly.rank_process import device_of_rank
 from tokenmill.startup.assembly.setup import build_engine
-from tokenmill.startup.ranks.group import device_of_rank
 
 pytestmark = [
     pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here"),
@@ -47,26 +47,40 @@ SMALL |= {"max_model_len": 48, "dtype": "float32", "kernels": "torch", "num_thre
 
 
 @contextlib.contextmanager
-def ranks(config: EngineConfig, folder: Path) -> Iterator[tuple[Engine, RankPlatform, subprocess.Popen[str]]]:
-    """Rank 0's engine in this process, and rank 1 in another."""
-    config = dataclasses.replace(config, tensor_parallel_size=2, rendezvous=str(folder / "ranks"), rank_timeout=60.0)
-    path, platform = folder / "rank-1.json", RankPlatform()
-    path.write_bytes(msgspec.json.encode(dataclasses.replace(config, rank=1)))
-    peer = subprocess.Popen(
-        [sys.executable, "-m", "tests.engine.parallel.devices.peer", str(path), str(folder / "calls.json")],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def ranks(
+    config: EngineConfig, folder: Path, **shares: int
+) -> Iterator[tuple[Engine, RankPlatform, list[subprocess.Popen[str]]]]:
+    """Rank 0's engine in this process, and the other ranks in others; two by default."""
+    shares = shares or {"tensor_parallel_size": 2}
+    config = dataclasses.replace(config, **shares, rendezvous=str(folder / "ranks"), rank_timeout=300.0)
+    platform, peers = RankPlatform(), list[subprocess.Popen[str]]()
+    for rank in range(1, config.num_ranks):
+        path = folder / f"rank-{rank}.json"
+        path.write_bytes(msgspec.json.encode(dataclasses.replace(config, rank=rank)))
+        command = ["-m", "tests.engine.parallel.devices.peer", str(path), str(calls_of(folder, rank))]
+        peers.append(subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True))
     try:
         engine = build_engine(config, platform=platform).engine
         try:
-            yield engine, platform, peer
+            yield engine, platform, peers
         finally:
             engine.close()
     finally:
-        if peer.poll() is None and platform.counting.is_aborted:
-            peer.kill()
-        peer.wait(60)
+        is_aborted = any(channel.is_aborted for channel in platform.channels.values())
+        for peer in peers:
+            if peer.poll() is None and is_aborted:
+                peer.kill()
+            peer.wait(60)
+
+
+def calls_of(folder: Path, rank: int) -> Path:
+    """The file in which a rank writes its calls at its end."""
+    return folder / f"calls-{rank}.json"
+
+
+def read_calls(folder: Path, rank: int) -> dict[str, list[Call]]:
+    """The calls of a rank that has ended."""
+    return msgspec.json.decode(calls_of(folder, rank).read_bytes(), type=dict[str, list[Call]])
 
 
 def tell(config: EngineConfig, wanted: list[AddRequest]) -> list[Any]:
@@ -125,10 +139,9 @@ def test_two_devices_tell_what_one_does(feature: str, tmp_path: Path) -> None:
             assert platform.replays > 0, "decodes run in graphs"
         drafted = drafts_of(engine, wanted, outputs, rng)
         assert_same(alone, [told(drafted[request.id]) for request in wanted], is_exact=False)
-        own = platform.counting.calls
-    others = msgspec.json.decode((tmp_path / "calls.json").read_bytes(), type=list[Call])
-    assert others == own, "all ranks make the same calls in the same order"
-    assert {name for name, _, _ in own} == {"sum", "gather", "share"}
+    own = platform.calls
+    assert read_calls(tmp_path, 1) == own, "all ranks make the same calls in the same order"
+    assert {name for name, _, _ in own["ranks.devices-0"]} == {"sum", "gather", "share"}
 
 
 def drafts_of(
@@ -151,14 +164,14 @@ def test_memory_is_measured_together(tmp_path: Path) -> None:
 def test_a_rank_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=1)
     config = EngineConfig(model=str(model), **SMALL).resolve()
-    with ranks(config, tmp_path) as (engine, platform, peer):
+    with ranks(config, tmp_path) as (engine, platform, (peer,)):
         for request in requests(random.Random(SEED), [{"temperature": 0.0}] * 3, 12):
             engine.add(request)
         engine.step()
         peer.kill()
         with pytest.raises(EngineFailed):
             step_until_done(engine)
-        platform.counting.abort()
+        platform.abort()
 
 
 def step_until_done(engine: Engine) -> None:
@@ -202,7 +215,7 @@ def test_whoever_waits_for_a_device_looks_after_the_other_ranks() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size: stages are of CPUs"),
+        ({"pipeline_parallel_size": 2, "nnodes": 2, "master_secret": "secret"}, "--nnodes is for CPUs"),
         ({"tensor_parallel_size": 2, "enable_expert_parallel": True}, "--enable-expert-parallel is for CPUs"),
         ({"tensor_parallel_size": 2, "batch_invariant": True}, "--batch-invariant needs one GPU"),
     ],

@@ -14,6 +14,7 @@ from tokenmill.model.sharding.shard import Part, Shard
 from tokenmill.platform.communicator import Communicator
 
 if TYPE_CHECKING:
+    from tokenmill.engine.parallel.devices.ring import StageRing
     from tokenmill.model.models.decoder import Decoder
 
 
@@ -22,10 +23,22 @@ class DeviceCollective:
 
     native: NativeRoom | None = None
 
-    def __init__(self, shard: Shard, communicator: Communicator) -> None:
+    def __init__(self, shard: Shard, communicator: Communicator, ring: StageRing | None = None) -> None:
+        """
+        Args:
+            communicator: of the ranks that share layers.
+            ring: the ways to other stages; None: there is one stage.
+        """
         assert shard.sums, "devices share no memory"
         self.shard = shard
         self.communicator = communicator
+        self.ring = ring
+
+    def abort(self) -> None:
+        """Leave all other ranks."""
+        self.communicator.abort()
+        if self.ring is not None:
+            self.ring.abort()
 
     def failure(self) -> Exception:
         """Return an AssertionError: ranks on devices do not meet in native code."""
@@ -41,6 +54,8 @@ class DeviceCollective:
 
     def embeddings(self, token_ids: torch.Tensor, tokens: Part, lookup: Lookup) -> torch.Tensor:
         """Return embeddings summed over all ranks: each token's row is one rank's, and zeros with the others."""
+        if tokens.is_whole:
+            return lookup(token_ids)
         is_others = (token_ids < tokens.start) | (token_ids >= tokens.stop)
         own = lookup((token_ids - tokens.start).clamp(0, tokens.count - 1))
         return self.communicator.sum(own.masked_fill_(is_others.unsqueeze(1), 0))

@@ -16,6 +16,7 @@ import torch
 
 from tokenmill.core.errors import EngineFailed
 from tokenmill.core.plan import AdmittedRequest, StepOutcome, StepPlan, StepResult
+from tokenmill.engine.parallel.devices.collective import DeviceCollective
 from tokenmill.engine.parallel.messages import RunStep
 from tokenmill.engine.parallel.shared_memory import SharedMemory
 from tokenmill.engine.runner.device_runner import DeviceRunner
@@ -103,12 +104,16 @@ class FollowingSampler(DeviceSampler):
 
 
 class WatchedEvent:
-    """An event that checks on the other ranks while the host waits, since the device may wait for them."""
+    """An event that checks on the other ranks while the host waits, since the device may wait for them.
 
-    def __init__(self, event: Event, memory: SharedMemory, communicator: Communicator) -> None:
+    Args:
+        channel: by which the devices are connected; aborted when ranks are given up.
+    """
+
+    def __init__(self, event: Event, memory: SharedMemory, channel: Communicator | DeviceCollective) -> None:
         self._event = event
         self._memory = memory
-        self._communicator = communicator
+        self._channel = channel
 
     def is_past(self) -> bool:
         """Return True if the work before it is done."""
@@ -126,7 +131,7 @@ class WatchedEvent:
                 self._memory.look(since)
                 time.sleep(PAUSE_SECONDS)
         except EngineFailed:
-            self._communicator.abort()  # or the device would wait for ever
+            self._channel.abort()  # or the device would wait for ever
             raise
         self._event.wait()
 
@@ -134,10 +139,10 @@ class WatchedEvent:
 class WatchedStream:
     """A stream whose events are watched."""
 
-    def __init__(self, stream: Stream, memory: SharedMemory, communicator: Communicator) -> None:
+    def __init__(self, stream: Stream, memory: SharedMemory, channel: Communicator | DeviceCollective) -> None:
         self._stream = stream
         self._memory = memory
-        self._communicator = communicator
+        self._channel = channel
 
     def __enter__(self) -> Self:
         self._stream.__enter__()
@@ -148,7 +153,7 @@ class WatchedStream:
 
     def record(self) -> Event:
         """Return a watched event behind the work issued so far."""
-        return WatchedEvent(self._stream.record(), self._memory, self._communicator)
+        return WatchedEvent(self._stream.record(), self._memory, self._channel)
 
     def wait_for(self, event: Event) -> None:
         """Start later work of this stream only after an event of another one."""
