@@ -62,6 +62,14 @@ def _alibi_obstacle(config: AttentionConfig) -> str | None:
     return "its scores do not fall with distance (ALiBi), as this model's do" if config.spec.has_alibi else None
 
 
+def _triton_obstacle(config: AttentionConfig) -> str | None:
+    from tokenmill.model.kernels.triton.splits import SPLIT_KEYS
+
+    if config.devices is not None and config.page_size != SPLIT_KEYS:
+        return f"GPUs that share a context need --page-size {SPLIT_KEYS}: a page is a split of a decode, whole on one"
+    return _alibi_obstacle(config)
+
+
 def _no_extras(config: AttentionConfig) -> str | None:
     sinks = "it has no sinks, which this model's attention has" if config.spec.has_sinks else None
     return sinks or _sight_obstacle(config)
@@ -124,9 +132,17 @@ def _triton(config: AttentionConfig) -> Parts:
 
     if config.is_invariant:
         return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9), None
+    from tokenmill.model.kernels.triton.splits import level_of
+
+    num_units = config.platform.num_units()
+    if config.devices is not None:
+        from tokenmill.model.attention.backends.context import SharedDecodes, SharedPrompts
+
+        gather = config.devices.gather
+        return SharedPrompts(gather), SharedDecodes(config.spec, num_units, gather), None
     shares = config.shares_splits and not config.spec.is_windowed
-    platform, page_size = config.platform, config.page_size if shares else None
-    return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), page_size), None
+    decodes = TritonDecodes(config.spec, num_units, config.page_size if shares else None, level_of(config.page_size))
+    return TritonPrompts(), decodes, None
 
 
 def _hopper(config: AttentionConfig) -> Parts:
@@ -183,7 +199,8 @@ BACKENDS = (
         _token_major,
         make_paged=_triton,
         merit="its own kernels",
-        obstacle=_alibi_obstacle,
+        obstacle=_triton_obstacle,
         is_invariant=True,
+        shares_context=True,
     ),
 )

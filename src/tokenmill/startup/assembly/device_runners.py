@@ -43,7 +43,8 @@ def make_device_runner(
         transport = Staging(platform, stream)
         return DeviceRunner(loaded.decoder, attention, rows, sampler, transport, graphs, takes_parts)
     devices = group.devices
-    model, communicator = DeviceModel(loaded.decoder, devices), devices.communicator
+    shares_context, communicator = config.context_parallel_size > 1, devices.communicator
+    model: Model = loaded.decoder if shares_context else DeviceModel(loaded.decoder, devices)
     # Weights of ranks may differ by a row of the vocabulary, but all have to run the same parts: rank 0 decides.
     decision = torch.tensor([takes_parts], dtype=torch.int64, device=platform.device)
     takes_parts = bool(communicator.share(decision).item())
@@ -73,7 +74,9 @@ def _graphs(
     # One expert, or token, after the other: how many there are, the host has to know.
     architecture = loaded.architecture
     loops = bool(architecture.recurrences) or any(isinstance(layer.mlp, MoeSpec) for layer in architecture.layers)
-    if loaded.decoder.head is None or config.enforce_eager or (loops and loaded.kernels.name == "torch"):
+    # Of contexts over devices as much travels as a step has: a graph would send what its longest may have.
+    is_eager = config.enforce_eager or config.context_parallel_size > 1
+    if loaded.decoder.head is None or is_eager or (loops and loaded.kernels.name == "torch"):
         return None
     speculation = speculation_of(config, platform)
     # Where states are taken back with drafts, steps that have some are not captured.

@@ -14,6 +14,7 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.backend import AttentionConfig
 from tokenmill.model.attention.context import ContextRanks
+from tokenmill.model.attention.context_rows import ContextDevices
 from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.attention.registry import AttentionChoice, choose_attention
 from tokenmill.model.kernels.native_kernels import NativeKernels
@@ -63,8 +64,8 @@ def _gpu_obstacles(config: EngineConfig, platform: Platform) -> Iterator[str]:
         yield f"--device {platform.device} needs triton, which CUDA builds of torch bring along"
     if config.pipeline_parallel_size > 1:
         yield "--pipeline-parallel-size: stages are of CPUs; GPUs share a model by --tensor-parallel-size"
-    if config.context_parallel_size > 1:
-        yield "--context-parallel-size is for CPUs, whose ranks map one KV memory; GPUs have --tensor-parallel-size"
+    if config.context_parallel_size > 1 and config.speculative_config is not None:
+        yield "--context-parallel-size: GPUs that share a context verify no drafts yet; leave out --speculative-config"
     if config.enable_expert_parallel:
         yield "--enable-expert-parallel is for CPUs; GPUs have a part of each expert"
     if config.num_ranks > 1 and config.enable_lora:
@@ -162,11 +163,12 @@ def choose_backend(
     spec: AttentionSpec,
     kernels: Kernels,
     ranks: ContextRanks | None = None,
+    devices: ContextDevices | None = None,
 ) -> AttentionChoice:
     """Choose the attention backend; refuse one that cannot run here before any weights are read.
 
     Args:
-        ranks: see `AttentionConfig`.
+        ranks, devices: see `AttentionConfig`.
 
     Raises:
         InvalidConfig: the backend cannot run here; see `choose_attention`.
@@ -185,6 +187,7 @@ def choose_backend(
         shares_splits=config.shared_splits,
         is_page_first=config.kv_layout == "page-first",
         ranks=ranks,
+        devices=devices,
     )
     return choose_attention(config.attention_backend, wanted)
 

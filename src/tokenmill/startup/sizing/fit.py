@@ -51,8 +51,8 @@ def check_fit(
     """
     architecture = plan.shapes.architecture
     free = free_bytes(config, platform, architecture)
-    # Its ranks load at the same time, each as much as the others.
-    size = config.num_ranks_here
+    # Its ranks load at the same time, each as much as the others; on GPUs each into memory of its own.
+    size = 1 if platform.is_accelerator else config.num_ranks_here
     tower = tower_memory(config, folder, BYTES_OF[config.dtype])
     # Those that share a context map one file of packed weights.
     is_mapped = plan.kernels.name == "native" and (config.weight_cache or config.weight_memory)
