@@ -62,14 +62,6 @@ def _alibi_obstacle(config: AttentionConfig) -> str | None:
     return "its scores do not fall with distance (ALiBi), as this model's do" if config.spec.has_alibi else None
 
 
-def _triton_obstacle(config: AttentionConfig) -> str | None:
-    from tokenmill.model.kernels.triton.splits import SPLIT_KEYS
-
-    if config.devices is not None and config.page_size != SPLIT_KEYS:
-        return f"GPUs that share a context need --page-size {SPLIT_KEYS}: a page is a split of a decode, whole on one"
-    return _alibi_obstacle(config)
-
-
 def _no_extras(config: AttentionConfig) -> str | None:
     sinks = "it has no sinks, which this model's attention has" if config.spec.has_sinks else None
     return sinks or _sight_obstacle(config)
@@ -199,7 +191,7 @@ BACKENDS = (
         _token_major,
         make_paged=_triton,
         merit="its own kernels",
-        obstacle=_triton_obstacle,
+        obstacle=_alibi_obstacle,
         is_invariant=True,
         shares_context=True,
     ),

@@ -82,7 +82,7 @@ class ContextDevices(msgspec.Struct, frozen=True):
 
 
 class ContextStep(msgspec.Struct, frozen=True):
-    """A step over pages that lie on several devices: the decodes at its front, and everything from the first chunk on."""
+    """A step over pages on several devices: the decodes at its front, and everything from the first chunk on."""
 
     decodes: OwnDecodes | None
     prompts: OwnPrompts | None

@@ -64,8 +64,8 @@ def _gpu_obstacles(config: EngineConfig, platform: Platform) -> Iterator[str]:
         yield f"--device {platform.device} needs triton, which CUDA builds of torch bring along"
     if config.pipeline_parallel_size > 1:
         yield "--pipeline-parallel-size: stages are of CPUs; GPUs share a model by --tensor-parallel-size"
-    if config.context_parallel_size > 1 and config.speculative_config is not None:
-        yield "--context-parallel-size: GPUs that share a context verify no drafts yet; leave out --speculative-config"
+    if config.context_parallel_size > 1:
+        yield from _context_obstacles(config)
     if config.enable_expert_parallel:
         yield "--enable-expert-parallel is for CPUs; GPUs have a part of each expert"
     if config.num_ranks > 1 and config.enable_lora:
@@ -89,6 +89,19 @@ def _gpu_obstacles(config: EngineConfig, platform: Platform) -> Iterator[str]:
         if wanted and generation != (0, 0) and generation < least:
             flag = "--dtype bfloat16" if least == BFLOAT16_CAPABILITY else "--quantization fp8"
             yield f"{flag} needs a GPU of capability {_dotted(least)}, this one has {_dotted(generation)}"
+
+
+def _context_obstacles(config: EngineConfig) -> Iterator[str]:
+    """Yield why GPUs cannot share a context."""
+    from tokenmill.model.kernels.triton.splits import SPLIT_KEYS
+
+    if config.page_size != SPLIT_KEYS:
+        yield (
+            f"--context-parallel-size on GPUs needs --page-size {SPLIT_KEYS}: a page is a split of a decode's context, "
+            "and whole on one GPU"
+        )
+    if config.speculative_config is not None:
+        yield "--context-parallel-size: GPUs that share a context verify no drafts yet; leave out --speculative-config"
 
 
 def choose_kernels(

@@ -28,7 +28,7 @@ from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.parallel.devices.runner import WatchedEvent
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.sharding.shard import Shard
-from tokenmill.startup.assembly.setup import build_engine
+from tokenmill.startup.assembly.setup import BuiltEngine, build_engine
 from tokenmill.startup.ranks.group import device_of_rank
 
 pytestmark = [
@@ -44,8 +44,17 @@ SMALL |= {"max_model_len": 48, "dtype": "float32", "kernels": "torch", "num_thre
 
 @contextlib.contextmanager
 def ranks(config: EngineConfig, folder: Path) -> Iterator[tuple[Engine, RankPlatform, subprocess.Popen[str]]]:
-    """Rank 0's engine in this process, and rank 1 in another."""
-    config = dataclasses.replace(config, tensor_parallel_size=2, rendezvous=str(folder / "ranks"), rank_timeout=60.0)
+    """Rank 0's engine in this process, and rank 1 in another, which share the model."""
+    with built_ranks(dataclasses.replace(config, tensor_parallel_size=2), folder) as (built, platform, peer):
+        yield built.engine, platform, peer
+
+
+@contextlib.contextmanager
+def built_ranks(
+    config: EngineConfig, folder: Path
+) -> Iterator[tuple[BuiltEngine, RankPlatform, subprocess.Popen[str]]]:
+    """The engine of a config of two ranks: rank 0's part in this process, and rank 1 in another."""
+    config = dataclasses.replace(config, rendezvous=str(folder / "ranks"), rank_timeout=60.0)
     path, platform = folder / "rank-1.json", RankPlatform()
     path.write_bytes(msgspec.json.encode(dataclasses.replace(config, rank=1)))
     peer = subprocess.Popen(
@@ -54,11 +63,11 @@ def ranks(config: EngineConfig, folder: Path) -> Iterator[tuple[Engine, RankPlat
         text=True,
     )
     try:
-        engine = build_engine(config, platform=platform).engine
+        built = build_engine(config, platform=platform)
         try:
-            yield engine, platform, peer
+            yield built, platform, peer
         finally:
-            engine.close()
+            built.engine.close()
     finally:
         if peer.poll() is None and platform.counting.is_aborted:
             peer.kill()
