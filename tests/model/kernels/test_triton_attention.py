@@ -247,7 +247,7 @@ def test_requests_with_a_prefix_in_common_read_it_once_a_tile(rng: np.random.Gen
 
 
 def test_the_lists_are_those_of_a_slow_search(rng: np.random.Generator) -> None:
-    """Tables of more pages than are compared at once, and lengths up to splits of the second level; splits of a page."""
+    """Tables of more pages than are compared at once, lengths up to splits of the second level, splits of a page."""
     page_size, count, group = int(rng.choice([1, 2, SPLIT_KEYS])), int(rng.integers(2, 20)), int(rng.choice([1, 2, 8]))
     stops = np.arange(1, 60) * page_size if page_size == SPLIT_KEYS else SPLIT_ENDS
     lens = rng.integers(1, 6000, count).astype(np.int32)

@@ -23,6 +23,7 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.model.kernels.native import load_kernels
+from tokenmill.model.kernels.triton import attention, splits
 from tokenmill.model.sharding.shard import check_context
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.startup.assembly.setup import build_engine
@@ -34,15 +35,22 @@ pytestmark = [
 ]
 
 SEED = seed_for(__name__)
-PAGE = 256
+PAGE = 16
 # As few pages as two long requests do not fit in.
 LONG: dict[str, Any] = {**SMALL, "page_size": PAGE, "num_pages": 5, "max_model_len": 3 * PAGE}
-LONG |= {"max_num_batched_tokens": 300, "max_num_seqs": 3, "enforce_eager": True}
+LONG |= {"max_num_batched_tokens": 40, "max_num_seqs": 3, "enforce_eager": True}
 # Family and its shape.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "a key head": ("qwen3", {"num_key_value_heads": 1, "num_hidden_layers": 1, "tie_word_embeddings": True}),
     "experts": ("qwen3_moe", {"num_hidden_layers": 1}),
 }
+
+
+@pytest.fixture(autouse=True)
+def splits_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split contexts at every page in this process, as `peer.py` does in the other."""
+    monkeypatch.setattr(splits, "SPLIT_KEYS", PAGE)
+    monkeypatch.setattr(attention, "SPLIT_KEYS", PAGE)
 
 
 def requests(rng: random.Random) -> list[AddRequest]:
@@ -66,7 +74,7 @@ def test_two_devices_share_contexts_bit_for_bit(name: str, tmp_path: Path) -> No
     """Chunks, decodes, prefix hits and preemptions; twice, the second time over cached pages."""
     print(f"seed {SEED}")
     family, shape = MODELS[name]
-    folder = make_checkpoint(tmp_path / "model", family, seed=SEED, max_position_embeddings=1024, **shape)
+    folder = make_checkpoint(tmp_path / "model", family, seed=SEED, **shape)
     wanted, records, ready = requests(random.Random(SEED)), [], []
     config = EngineConfig(model=str(folder), **LONG).resolve()
     alone = build_engine(config, platform=RankPlatform())
@@ -91,14 +99,14 @@ def test_two_devices_share_contexts_bit_for_bit(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("is_asked_for", [True, False])
 def test_devices_that_share_contexts_hold_twice_the_pages(is_asked_for: bool, tmp_path: Path) -> None:
-    model = make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=1, max_position_embeddings=1024)
-    sizes = {"num_pages": None, "kv_cache_memory_bytes": 1 << 21 if is_asked_for else None, "max_num_seqs": 200}
-    config = EngineConfig(model=str(model), **{**LONG, **sizes}).resolve()
+    model = make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=1)
+    asked = {"kv_cache_memory_bytes": 1 << 18, "max_num_seqs": 60} if is_asked_for else {}
+    config = EngineConfig(model=str(model), **{**LONG, "num_pages": None, **asked}).resolve()
     alone = build_engine(config, platform=RankPlatform())
     alone.engine.close()
     with built_ranks(dataclasses.replace(config, context_parallel_size=2), tmp_path) as (built, _, _):
         if is_asked_for:
-            assert alone.ready.kv_bytes <= 1 << 21
+            assert alone.ready.kv_bytes <= 1 << 18
             assert built.ready.kv_bytes == alone.ready.kv_bytes
             assert built.ready.num_pages == 2 * alone.ready.num_pages
         (output,) = run(built.engine, requests(random.Random(SEED))[-1:])["3"][-1:]
@@ -111,7 +119,7 @@ def test_devices_that_share_contexts_hold_twice_the_pages(is_asked_for: bool, tm
         ({"speculative_config": "suffix"}, "verify no drafts yet; leave out --speculative-config"),
         ({"enable_lora": True}, "--enable-lora needs one GPU"),
         ({"batch_invariant": True}, "--batch-invariant needs one GPU"),
-        ({"page_size": 16}, "--context-parallel-size on GPUs needs --page-size 256: a page is a split"),
+        ({"page_size": 2 * PAGE}, f"--context-parallel-size on GPUs needs --page-size {PAGE}: a page is a split"),
     ],
 )
 def test_what_devices_that_share_contexts_lack(options: dict[str, Any], sentence: str) -> None:
