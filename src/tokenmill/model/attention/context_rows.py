@@ -128,9 +128,9 @@ class ContextRows(RowExtension):
         if f"{_DECODES}order" in sent:
             decodes = OwnDecodes(**{name: sent[_DECODES + name] for name in OwnDecodes.__struct_fields__})
         if f"{_PROMPTS}order" in sent:
-            *names, shared = OwnPrompts.__struct_fields__
-            parts = {name: sent[_PROMPTS + name] for name in names}
-            prompts = OwnPrompts(**parts, **{shared: bool(arrays[_PROMPTS + shared])})
+            parts: dict[str, Any] = {name: sent[_PROMPTS + name] for name in OwnPrompts.__struct_fields__}
+            parts["are_shared"] = bool(arrays[f"{_PROMPTS}are_shared"])  # without asking the device
+            prompts = OwnPrompts(**parts)
         slots = own * self._page_size + batch.slots % self._page_size
         return msgspec.structs.replace(batch, slots=slots, context=ContextStep(decodes, prompts))
 

@@ -42,8 +42,8 @@ def make_runner(
     native = getattr(model.kernels, "native", None)
     if (devices := model.attention.config.devices) is not None:
         num_rows, max_pages = memory.tables.pages.shape
-        own = ContextRows(devices.rank, devices.size, config.page_size, num_rows, max_pages)
-        extensions = [*extensions, own]
+        held = ContextRows(devices.rank, devices.size, config.page_size, num_rows, max_pages)
+        extensions = [*extensions, held]
     rows = RowState(memory.tables, memory.sampling, masks, extensions, native)
     attention = memory.attention
     if platform.is_accelerator:
