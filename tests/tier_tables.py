@@ -11,7 +11,7 @@ PROCESSES = {
     "clients": "*",
     "engine/loop": "imports",
     "engine/parallel": "native_ranks nodes",
-    "engine/parallel/devices": "engine stages",
+    "engine/parallel/devices": "context engine stages",
     "house": "documents makefile no_torch python_children readme",
     "integration": "*",
     "ipc": "python_child server_registry",
@@ -58,7 +58,7 @@ SLOW = {
     "lab/bench": "bench bench_serve quality",
     "llm": "async_llm encoders llm parked_sessions pooling session sleep threads vllm_shapes",
     "model/adapters": "batches native on_device oracle pirate reading",
-    "model/attention": "flashinfer paged",
+    "model/attention": "context_devices flashinfer paged",
     "model/audio": "decoding encoder llm whisper",
     "model/kernels": (
         "native_build triton_attention triton_decode_inputs triton_few_rows triton_fp8 triton_heads triton_kernels "
@@ -99,7 +99,7 @@ DRAWN = {
         "state_copies::test_the_same_prompt_again_never_yields_to_itself": 12,
     },
     "engine/parallel": {"exactness": 1, "slices": 1},
-    "engine/parallel/devices": {"collective": 3, "engine": 1, "ring": 3, "stages": 1},
+    "engine/parallel/devices": {"collective": 3, "context": 1, "engine": 1, "ring": 3, "stages": 1},
     "engine/runner": {
         "device_drafts": 1,
         **dict.fromkeys(("draft_model", "drafts", "grammar_drafts", "not_numbers", "on_device"), 2),
@@ -113,7 +113,7 @@ DRAWN = {
     "llm": {"pooling": 3, "pooling::test_the_activation_is_the_one_that_the_files_name": 1},
     "ipc": {"sandbox": 2, "sandbox::test_however_many_idle_processes_are_lost_the_next_job_is_done": 1},
     "model/adapters": {"batches": 1, "batches::*": 2, "native": 1, "on_device": 1, "oracle": 2},
-    "model/attention": {"flashinfer": 1},
+    "model/attention": {"context_devices": 1, "flashinfer": 1},
     "model/kernels": {"triton_attention": 2, "triton_recurrence": 2, "triton_sampling": 1},
     "model/models": {
         "config_fields": 5,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tools.gpu.engines import generate, running
+from tools.gpu.engines import generate, outputs, running
 from tools.gpu.feature_checks import FEATURES, FeatureChecks, feature_names
 from tools.gpu.folders import SMALL, TINY, write_checkpoint
 from tools.gpu.model_checks import MODELS, ModelChecks, model_names
@@ -35,7 +35,7 @@ def check_names(is_dry: bool) -> list[str]:
     small = [f"{ORACLE}qwen3", "graphs-and-eager", "preemption-under-a-tiny-pool"]
     if is_dry:
         return small
-    ranks = ["two-gpus", "two-stages"] if torch.cuda.device_count() > 1 else []
+    ranks = ["two-gpus", "two-stages", "two-gpus-one-context"] if torch.cuda.device_count() > 1 else []
     theirs, written = [], []
     if importlib.util.find_spec("transformers") is not None:
         theirs, written = ["equals-transformers"], [*WRITTEN_BY_TRANSFORMERS]
@@ -132,6 +132,26 @@ class EngineChecks:
         # Overlapped or not, in graphs or eager: the same layers in the same order.
         for options in ({}, {"enforce_eager": True}):
             self._same({"pipeline_parallel_size": 2, **options}, options)
+
+    def _two_gpus_one_context(self) -> None:
+        """To the bit, with log probabilities: contexts of up to 18 pages, each of which lies on one of the two."""
+        shape = {**SMALL["qwen3"], "max_position_embeddings": 8192}
+        model, generator = write_checkpoint(self._folder / "long", shape, self._seed), random.Random(self._seed)
+        begin = [generator.randrange(1, 250) for _ in range(512)]
+        # None ends a page with its output: one GPU would begin inside that page the next time, where ranks do not.
+        prompts = [begin + [generator.randrange(1, 250) for _ in range(more)] for more in (1, 120, 4100, 60)]
+        params = [SamplingParams(temperature=0.7, seed=one, max_tokens=32, logprobs=3) for one in range(len(prompts))]
+        options = {"max_num_seqs": 4, "max_num_batched_tokens": 600, "max_model_len": 5120, "page_size": 256}
+        options |= {"num_pages": 24, "dtype": "float32", "attention_backend": "triton", "enforce_eager": True}
+        told = []
+        for size in (1, 2):
+            with running(model, self._platform, **options, context_parallel_size=size) as engine:
+                told.append([outputs(engine, prompts, params) for _ in range(2)])
+        for ran, (ours, theirs) in enumerate(zip(*told, strict=True)):
+            for number, (one, two) in enumerate(zip(theirs, ours, strict=True)):
+                pairs = [(output.token_ids, output.logprobs) for output in one]
+                same = [(output.token_ids, output.logprobs) for output in two]
+                assert pairs == same, f"request {number}, run {ran}: {pairs}, not {same}"
 
     def _same(self, one: dict[str, Any], other: dict[str, Any]) -> None:
         model = self._checkpoint("qwen3")

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.flags import Given, build
-from tokenmill.core.messages import AddRequest
+from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.startup.assembly.setup import BuiltEngine, build_engine
@@ -45,12 +45,23 @@ def generate(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[
     Raises:
         RuntimeError: a request ended with an error.
     """
-    outputs: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
+    return [[token for output in own for token in output.token_ids] for own in outputs(engine, prompts, params)]
+
+
+def outputs(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+) -> list[list[TokenOutput]]:
+    """All that is told of each prompt's output.
+
+    Raises:
+        RuntimeError: a request ended with an error.
+    """
+    told: dict[str, list[TokenOutput]] = {str(number): [] for number in range(len(prompts))}
     for number, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
         engine.add(AddRequest(id=str(number), prompt_token_ids=list(prompt), params=own))
     while engine.has_work:
         for output in engine.step():
             if output.error is not None:
                 raise RuntimeError(output.error)
-            outputs[output.id] += output.token_ids
-    return list(outputs.values())
+            told[output.id].append(output)
+    return list(told.values())

@@ -170,7 +170,7 @@ class EngineSettings(VisionConfig):
     )
     context_parallel_size: int = flag(
         1,
-        "processes that share the context: the attention and the KV cache of each request (CPUs)",
+        "processes that share the context: the attention and the KV cache of each request",
         aliases=("-cp", "-dcp", "--decode-context-parallel-size", "-pcp", "--prefill-context-parallel-size"),
     )
     nnodes: int = flag(1, "machines that share the stages; the first one serves")

@@ -142,8 +142,9 @@ COPIED = f"tensordesc<bf16[16, {hopper.COPY_WIDTH}],{hopper.LAYOUT!r}>"
 # As `num_stages` has it for heads of 128.
 ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
 DECODES = {**ATTENTION, "TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}
-# Decodes with four and with eight drafts, and those that share pages.
-DRAFTED = ({"TILE_TOKENS": 5, "ROWS": 16}, {"TILE_TOKENS": 9, "ROWS": 32}, {"SHARES": True})
+# Decodes with four and with eight drafts, those that share pages, and those whose splits are pages.
+WHOLE = {"PAGE_SIZE": splits.SPLIT_KEYS, "LEVEL": splits.ALL_ALIKE}
+DRAFTED = ({"TILE_TOKENS": 5, "ROWS": 16}, {"TILE_TOKENS": 9, "ROWS": 32}, {"SHARES": True}, WHOLE)
 # Products of few rows, plain and with a gate, by a weight in bfloat16 and in eight-bit floats.
 FEW = [
     (tiling, {"ROWS": tiling.rows, "COLUMNS": tiling.columns, "TILE": tiling.depth, "GATE": kind, "HAS_SCALES": is_fp8})
@@ -195,6 +196,7 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     *((join.join_splits, {**JOIN, "HAS_SINKS": has}, join.JOIN_WARPS) for has in (False, True)),
     (split_lists.find_neighbours, {**LISTS, "PAGE_SIZE": 16, "TOGETHER": 8}, 4),
     (split_lists.list_items, {**LISTS, "SHARES": True}, 4),
+    (split_lists.list_items, {**LISTS, "LEVEL": splits.ALL_ALIKE, "LEVELS": 1, "SHARES": True}, 4),
     *((matmul._multiply, {**TILES, **GROUPED, "IS_FP4": has, "BY_ROW": has}, 4) for has in (False, True)),
     (experts._place_pairs, {"PAIRS": experts.PAIRS, "COMPARED": experts.COMPARED}, 4),
     (experts._sum_experts, {"SIZE": 2048, "COUNT": 8, "WIDTH": 8, "COLUMNS": experts.COLUMNS}, 4),

@@ -13,7 +13,7 @@ from tests.paging import drawn_sights
 from tokenmill.model.attention.backends.reference import softmax
 from tokenmill.model.kernels.triton import attention
 from tokenmill.model.kernels.triton.attention import PagedKV, Scores, attend_decodes, attend_prompts
-from tokenmill.model.kernels.triton.splits import SPLIT_ENDS, Splits, list_splits
+from tokenmill.model.kernels.triton.splits import SPLIT_ENDS, SPLIT_KEYS, Splits, level_of, list_splits
 
 POISONS = (float("nan"), float("inf"), float("-inf"))
 
@@ -148,7 +148,7 @@ def decode(case: Case, rows: list[int], units: int = 5, room: int = 0) -> torch.
     starts = torch.arange(len(rows) + 1, dtype=torch.int32, device=DEVICE)
     part = PagedKV(kv.keys, kv.values, kv.page_table[index], lens, starts)
     heads = (case.kv_heads * case.group, case.kv_heads, case.head_dim)
-    splits = splits_of(lens, lens.cpu().numpy() + room, heads, units)
+    splits = splits_of(lens, lens.cpu().numpy() + room, heads, units, 1, None, level_of(kv.keys.shape[1]))
     q = case.q[index]
     got = torch.full(q.shape, torch.nan, device=DEVICE)
     attend_decodes(q, part, got, case.scores, splits)
@@ -163,7 +163,7 @@ ENDS = [1, 255, 256, 257, 512, 513, 4095, 4096, 4097, 4609]
 @pytest.mark.parametrize("page_size", [16, 64, 256])
 def test_decodes_equal_attention_written_out(page_size: int, group: int, rng: np.random.Generator) -> None:
     contexts = [int(context) for context in rng.choice(ENDS[:6], 3)]
-    if page_size == 64:
+    if page_size >= 64:
         contexts.append(int(rng.choice(ENDS[6:])))
     case = Case(rng, page_size, [1] * len(contexts), 600, contexts, group)
     got = decode(case, list(range(len(contexts))), int(rng.choice([1, 3, 100])))
@@ -207,14 +207,16 @@ def with_common_pages(case: Case, page_size: int, rng: np.random.Generator) -> N
 def test_pages_in_common_are_read_once_and_give_the_bits_of_pages_read_by_each(
     count: int, group: int, rng: np.random.Generator
 ) -> None:
-    page_size, contexts = int(rng.choice([1, 16, 64])), [int(context) for context in rng.integers(500, 700, count)]
+    page_size = int(rng.choice([1, 16, 64, SPLIT_KEYS]))
+    contexts = [int(context) for context in rng.integers(500, 700, count)]
     contexts[0] = 513  # the last token alone in a split
     case = Case(rng, page_size, [1] * count, 900, contexts, group, keeps_pages=True)
     with_common_pages(case, page_size, rng)
     heads, kv = (case.kv_heads * case.group, case.kv_heads, case.head_dim), case.kv
     results = []
     for pages in (None, (kv.page_table, page_size)):
-        splits = splits_of(kv.context_lens, np.array(contexts), heads, int(rng.choice([1, 4, 100])), 1, pages)
+        wanted = (1, pages, level_of(page_size))
+        splits = splits_of(kv.context_lens, np.array(contexts), heads, int(rng.choice([1, 4, 100])), *wanted)
         assert splits is not None
         results.append(output_of(case))
         attend_decodes(case.q, kv, results[-1], case.scores, splits)
@@ -245,8 +247,9 @@ def test_requests_with_a_prefix_in_common_read_it_once_a_tile(rng: np.random.Gen
 
 
 def test_the_lists_are_those_of_a_slow_search(rng: np.random.Generator) -> None:
-    """Tables of more pages than are compared at once, and lengths up to splits of the second level."""
-    page_size, count, group = int(rng.choice([1, 2])), int(rng.integers(2, 20)), int(rng.choice([1, 2, 8]))
+    """Tables of more pages than are compared at once, lengths up to splits of the second level, splits of a page."""
+    page_size, count, group = int(rng.choice([1, 2, SPLIT_KEYS])), int(rng.integers(2, 20)), int(rng.choice([1, 2, 8]))
+    stops = np.arange(1, 60) * page_size if page_size == SPLIT_KEYS else SPLIT_ENDS
     lens = rng.integers(1, 6000, count).astype(np.int32)
     table = rng.integers(1, 1 << 30, (count, 6000 // page_size + 1)).astype(np.int32)
     for row in range(1, count):
@@ -254,16 +257,16 @@ def test_the_lists_are_those_of_a_slow_search(rng: np.random.Generator) -> None:
         table[row, :same] = table[leader, :same]
     table[np.arange(table.shape[1]) * page_size >= lens[:, None]] = 0
     pages = torch.from_numpy(table).to(DEVICE), page_size
-    splits = splits_of(torch.from_numpy(lens).to(DEVICE), lens + 300, (group, 1, 16), 4, 1, pages)
+    splits = splits_of(torch.from_numpy(lens).to(DEVICE), lens + 300, (group, 1, 16), 4, 1, pages, level_of(page_size))
     assert splits is not None and splits.shares is not None
-    counts = np.searchsorted(SPLIT_ENDS, lens) + 1
+    counts = np.searchsorted(stops, lens) + 1
     order = sorted(range(count), key=lambda row: (table[row, 0], row))
     shared = np.zeros(count, dtype=np.int64)
     for place in range(1, count):
         own, other = order[place], order[place - 1]
         differ = np.flatnonzero(table[own] != table[other])
         keys = min((differ[0] if len(differ) else table.shape[1]) * page_size, min(lens[own], lens[other]) - 1)
-        shared[place] = np.searchsorted(SPLIT_ENDS, keys, side="right") if place % (16 // group) else 0
+        shared[place] = np.searchsorted(stops, keys, side="right") if place % (16 // group) else 0
     assert (splits.shares.order.tolist(), splits.shares.shared.tolist()) == (order, shared.tolist())
     for lists, wanted in ((splits, counts), (splits.shares, counts[order] - shared)):
         assert lists.stops.tolist() == np.cumsum(wanted).tolist()

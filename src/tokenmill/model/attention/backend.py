@@ -14,6 +14,7 @@ from tokenmill.platform.torch_package import needs_package
 
 if TYPE_CHECKING:
     from tokenmill.model.attention.context import ContextRanks
+    from tokenmill.model.attention.context_rows import ContextDevices
     from tokenmill.model.attention.paged import PagedImplementation
 
     Parts = tuple[PagedImplementation, PagedImplementation, PagedImplementation | None]
@@ -30,6 +31,7 @@ class AttentionConfig(msgspec.Struct, frozen=True):
         shares_splits: read keys that decodes have in common once for all of them, where the backend can.
         is_page_first: all layers of a page lie together, see `KVCache`.
         ranks: share the attention and its KV memory; None: it is one rank's.
+        devices: over which the pages of the KV memory are spread; None: it is one device's.
     """
 
     spec: AttentionSpec
@@ -42,6 +44,7 @@ class AttentionConfig(msgspec.Struct, frozen=True):
     shares_splits: bool = True
     is_page_first: bool = False
     ranks: ContextRanks | None = None
+    devices: ContextDevices | None = None
 
     @property
     def groups(self) -> list[AttentionConfig]:
@@ -112,8 +115,9 @@ class Backend(msgspec.Struct, frozen=True):
         if head_dim % multiple or (self.max_head_dim is not None and head_dim > self.max_head_dim):
             needed = f"heads of a multiple of {multiple} up to {self.max_head_dim}, not {head_dim}"
             return f"the {self.name} attention needs {needed}"
-        if config.ranks is not None and not self.shares_context:
-            return f"the {self.name} attention is one rank's: --context-parallel-size needs native or cpu"
+        if (config.ranks or config.devices) is not None and not self.shares_context:
+            able = "triton" if self.is_for_gpus else "native or cpu"
+            return f"the {self.name} attention is one rank's: --context-parallel-size needs {able}"
         if self.needs_native and config.native is None:
             return "the model does not run on native kernels"
         if self.package is not None and not _is_installed(self.package):

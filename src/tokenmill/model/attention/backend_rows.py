@@ -124,9 +124,17 @@ def _triton(config: AttentionConfig) -> Parts:
 
     if config.is_invariant:
         return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9), None
+    from tokenmill.model.kernels.triton.splits import level_of
+
+    num_units = config.platform.num_units()
+    if config.devices is not None:
+        from tokenmill.model.attention.backends.context import SharedDecodes, SharedPrompts
+
+        gather = config.devices.gather
+        return SharedPrompts(gather), SharedDecodes(config.spec, num_units, gather), None
     shares = config.shares_splits and not config.spec.is_windowed
-    platform, page_size = config.platform, config.page_size if shares else None
-    return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), page_size), None
+    decodes = TritonDecodes(config.spec, num_units, config.page_size if shares else None, level_of(config.page_size))
+    return TritonPrompts(), decodes, None
 
 
 def _hopper(config: AttentionConfig) -> Parts:
@@ -185,5 +193,6 @@ BACKENDS = (
         merit="its own kernels",
         obstacle=_alibi_obstacle,
         is_invariant=True,
+        shares_context=True,
     ),
 )

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from tokenmill.model.attention.context_rows import ContextStep
     from tokenmill.model.kernels.adapters import AdapterRows
     from tokenmill.model.kernels.heads import RotaryTables
     from tokenmill.model.kernels.states import StepStates
@@ -87,6 +88,7 @@ class ForwardBatch(msgspec.Struct, frozen=True):
             told; of the boundary behind the last layer [S, ...]. None: they are not wanted.
         types: [T] int64, rows of an encoder's table of types; None: all tokens are of the first.
         lens: the lengths on the device, if they were sent along with the rest; None if not.
+        context: the step as this rank sees it, whose contexts lie on several devices; None: they lie on this one.
         are_own_rows: the tokens are this rank's of a step that ranks share by rows; see `own_rows`.
     """
 
@@ -106,6 +108,7 @@ class ForwardBatch(msgspec.Struct, frozen=True):
     states: StepStates | None = None
     taps: AnyArray | None = None
     types: AnyArray | None = None
+    context: ContextStep | None = None
     are_own_rows: bool = False
 
     @property

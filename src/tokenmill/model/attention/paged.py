@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from tokenmill.model.attention.batch import DeviceLens, ForwardBatch
+from tokenmill.model.attention.context_rows import ContextStep
 from tokenmill.model.attention.protocol import AttentionLayer
 from tokenmill.model.attention.tensor_kv import TokenMajorKV
 from tokenmill.model.kernels.heads import RotaryTables
@@ -28,6 +29,7 @@ class Requests(msgspec.Struct, frozen=True):
         lens: their lengths on the device; `query_starts` counts from the first of their tokens.
         query_lens, context_lens: [n] int32 on the host; in a captured step, their upper bounds.
         sights: of their tokens, see `MediaTokens`.
+        context: see `ForwardBatch`.
     """
 
     tokens: slice
@@ -36,6 +38,7 @@ class Requests(msgspec.Struct, frozen=True):
     query_lens: np.ndarray
     context_lens: np.ndarray
     sights: torch.Tensor | None = None
+    context: ContextStep | None = None
 
 
 class PagedImplementation(Protocol):
@@ -174,4 +177,5 @@ def _part(batch: ForwardBatch, lens: DeviceLens, sights: torch.Tensor | None, fi
         query_lens=batch.query_lens[first:end],
         context_lens=batch.context_lens[first:end],
         sights=None if sights is None else sights[tokens],
+        context=batch.context,
     )

@@ -9,6 +9,7 @@ import msgspec
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.attention.backend import AttentionConfig, Backend, names_of
 from tokenmill.model.attention.backend_rows import BACKENDS
+from tokenmill.model.attention.context_rows import num_own_pages
 from tokenmill.model.attention.groups import GroupedAttention, GroupedPagedAttention
 from tokenmill.model.attention.packed_kv import PackedKV
 from tokenmill.model.attention.protocol import AttentionBackend
@@ -38,6 +39,11 @@ class AttentionChoice(msgspec.Struct, frozen=True):
     def bytes_per_window_page(self) -> int:
         """Bytes of a page of the window group; 0 without one."""
         return self._bytes_per_page(True)
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers with keys and values of their own."""
+        return sum(spec.num_layers for spec in self.config.spec.groups)
 
     def _bytes_per_page(self, are_windowed: bool) -> int:
         config, layout = self.config, self.prompts.layout()
@@ -71,6 +77,8 @@ class AttentionChoice(msgspec.Struct, frozen=True):
         prompts, decodes = self.prompts, self.decodes
         if arrays is not None and prompts.layout() is not PackedKV:
             raise InvalidConfig("KV from elsewhere needs native attention, or an engine of one rank")
+        if config.devices is not None:
+            num_pages = num_own_pages(num_pages, config.devices.size)
         shape = (config.spec, num_pages, config.page_size, config.kv_dtype or config.dtype)
         place = *shape, config.platform.device
         take = None if config.ranks is None else config.ranks.take
@@ -115,7 +123,10 @@ def choose_attention(name: str, config: AttentionConfig) -> AttentionChoice:
     else:
         choice = _named(name, rows, config)
     _check_kv_dtype(choice.prompts, rows, config)
-    return choice
+    if config.devices is None:
+        return choice
+    how = f"pages over {config.devices.size} GPUs, so without CUDA graphs"
+    return msgspec.structs.replace(choice, reason=f"{choice.reason}; {how}")
 
 
 def _automatic(rows: Sequence[Backend], config: AttentionConfig, part: int) -> tuple[Backend, str]:

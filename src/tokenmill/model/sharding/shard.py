@@ -172,8 +172,11 @@ def check_size(architecture: Architecture, size: int, num_stages: int = 1, sums:
     raise InvalidConfig(f"--tensor-parallel-size {size}: {obstacle}; what works: {', '.join(fitting)}")
 
 
-def check_context(architecture: Architecture, size: int) -> None:
+def check_context(architecture: Architecture, size: int, on_devices: bool = False) -> None:
     """Check that this many ranks, each with the whole model, can share its contexts.
+
+    Args:
+        on_devices: each rank has a device, and a part of the pages there.
 
     Raises:
         InvalidConfig: they cannot; says why.
@@ -185,6 +188,8 @@ def check_context(architecture: Architecture, size: int) -> None:
         obstacle = "a model with recurrent states has no context to share: its states belong to one process"
     elif not architecture.needs_kv:
         obstacle = "an encoder keeps no context to share; it runs in one process"
+    elif on_devices and any(attention.window is not None for attention in architecture.attentions):
+        obstacle = "layers with a sliding window have their keys on one GPU"
     if obstacle is not None:
         raise InvalidConfig(f"--context-parallel-size {size}: {obstacle}")
 

@@ -16,6 +16,7 @@ from tokenmill.engine.parallel.devices.stages import CapturedLayers, FirstStageR
 from tokenmill.engine.runner.captured_decodes import CapturedDecodes
 from tokenmill.engine.runner.device_runner import DeviceRunner
 from tokenmill.engine.runner.device_sampler import DeviceSampler
+from tokenmill.engine.runner.model import Model
 from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.engine.runner.row_state import RowState
 from tokenmill.engine.runner.staging import NUM_SLOTS, Staging
@@ -51,7 +52,7 @@ def make_device_runner(
     devices, shard, communicator = group.devices, group.devices.shard, group.devices.communicator
     make: Callable[..., ModelRunner] = DeviceRunner if shard.rank else partial(LeadingRunner, group.memory)
     captured: Callable[..., CapturedDecodes] = CapturedDecodes
-    model = DeviceModel(loaded.decoder, devices)
+    model: Model = loaded.decoder if config.context_parallel_size > 1 else DeviceModel(loaded.decoder, devices)
     if devices.ring is not None:
         model, takes_parts = StageModel(loaded.decoder, devices, platform.device), False
         make = partial(FirstStageRunner, group.memory) if shard.is_first_stage else LaterStageRunner
@@ -83,7 +84,9 @@ def _graphs(
     # One expert, or token, after the other: how many there are, the host has to know.
     architecture = loaded.architecture
     loops = bool(architecture.recurrences) or any(isinstance(layer.mlp, MoeSpec) for layer in architecture.layers)
-    if not architecture.has_head or config.enforce_eager or (loops and loaded.kernels.name == "torch"):
+    # Of contexts over devices as much travels as a step has: a graph would send what its longest may have.
+    is_eager = config.enforce_eager or config.context_parallel_size > 1
+    if not architecture.has_head or is_eager or (loops and loaded.kernels.name == "torch"):
         return None
     speculation = speculation_of(config, platform)
     # Where states are taken back with drafts, steps that have some are not captured.

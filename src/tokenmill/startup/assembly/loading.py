@@ -15,6 +15,7 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.loop.step_log import check_writable
 from tokenmill.model.adapters.merging import merged
 from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.attention.context_rows import ContextDevices
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec
 from tokenmill.model.attention.registry import AttentionChoice
 from tokenmill.model.kernels.native_kernels import NativeKernels
@@ -140,7 +141,8 @@ def load(
     plan = plan_model(folder, architecture, kernels, config.load_format, collective)
     plan = _adjusted(plan, folder, config, platform, timer)
     ranks = None if group is None else group.context
-    attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels, ranks)
+    devices = _context_devices(config, group)
+    attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels, ranks, devices)
     draft = find_draft(config, platform, folder, num_threads, timer.phase)
     draft_bytes = 0 if draft is None else draft.page_bytes
     page_bytes = _least_bytes(config, architecture, attention, draft_bytes, obstacle is None)
@@ -167,6 +169,13 @@ def load(
         plan.merged,
         obstacle,
     )
+
+
+def _context_devices(config: EngineConfig, group: Group | None) -> ContextDevices | None:
+    """Return the devices that have a part of the KV cache each; None: it is one device's, or in the host's memory."""
+    if group is None or group.devices is None or config.context_parallel_size == 1:
+        return None
+    return ContextDevices(group.shard.rank, group.shard.size, group.devices.communicator.gather)
 
 
 def _choose_kernels(
@@ -298,9 +307,16 @@ def size_kv(
     available = max(0, available - reserved)
     if model.draft is not None:
         page_bytes, available = page_bytes + model.draft.page_bytes, max(0, available - model.draft.scratch_bytes)
+    besides = 0
+    if (devices := model.attention.config.devices) is not None:
+        # Each has a page 0. Of a layer's pages prompts have copies: those that this rank shows, and those of all.
+        besides, num_layers = model.attention.bytes_per_page - page_bytes, model.attention.num_layers
+        available = max(0, available - besides) * num_layers // (num_layers + 1 + devices.size)
+        if config.kv_cache_memory_bytes is not None:
+            config = dataclasses.replace(config, kv_cache_memory_bytes=max(1, config.kv_cache_memory_bytes - besides))
 
     def decide(config: EngineConfig) -> KVSize:
-        return decide_kv_size(config, model.architecture.max_position, page_bytes, available)
+        return decide_kv_size(config, model.architecture.max_position, page_bytes, available, besides)
 
     if model.window_obstacle is None:
         return decide_grouped_size(config, model.architecture.max_position, model.page_bytes, available)

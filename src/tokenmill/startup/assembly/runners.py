@@ -14,6 +14,7 @@ from tokenmill.engine.runner.model_runner import ModelRunner, PipelinedRunner
 from tokenmill.engine.runner.row_state import RowState
 from tokenmill.engine.runner.step_sampler import HostSampler
 from tokenmill.engine.runner.transport import HostTransport
+from tokenmill.model.attention.context_rows import ContextRows
 from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.model.models.host_model import on_host
 from tokenmill.model.sampling.grammar_rows import GrammarRows
@@ -39,6 +40,10 @@ def make_runner(
         extensions: see `RowState`.
     """
     native = getattr(model.kernels, "native", None)
+    if (devices := model.attention.config.devices) is not None:
+        num_rows, max_pages = memory.tables.pages.shape
+        held = ContextRows(devices.rank, devices.size, config.page_size, num_rows, max_pages)
+        extensions = [*extensions, held]
     rows = RowState(memory.tables, memory.sampling, masks, extensions, native)
     attention = memory.attention
     if platform.is_accelerator:

@@ -233,7 +233,8 @@ def describe(
         vocab_size=architecture.vocab_size,
         page_size=config.page_size,
         num_pages=size.num_pages,
-        kv_bytes=memory.kv_bytes // config.context_parallel_size,
+        # Ranks on CPUs map the memory of all.
+        kv_bytes=memory.kv_bytes // (1 if platform.is_accelerator else config.context_parallel_size),
         weight_bytes=model.weight_bytes,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.step_budget,

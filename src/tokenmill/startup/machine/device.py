@@ -14,6 +14,7 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.backend import AttentionConfig
 from tokenmill.model.attention.context import ContextRanks
+from tokenmill.model.attention.context_rows import ContextDevices
 from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.attention.registry import AttentionChoice, choose_attention
 from tokenmill.model.kernels.native_kernels import NativeKernels
@@ -64,7 +65,7 @@ def _gpu_obstacles(config: EngineConfig, platform: Platform) -> Iterator[str]:
     if config.nnodes > 1:
         yield "--nnodes is for CPUs: the GPUs of an engine are those of one machine"
     if config.context_parallel_size > 1:
-        yield "--context-parallel-size is for CPUs, whose ranks map one KV memory; GPUs have --tensor-parallel-size"
+        yield from _context_obstacles(config)
     if config.enable_expert_parallel:
         yield "--enable-expert-parallel is for CPUs; GPUs have a part of each expert"
     if config.num_ranks > 1 and config.enable_lora:
@@ -88,6 +89,19 @@ def _gpu_obstacles(config: EngineConfig, platform: Platform) -> Iterator[str]:
         if wanted and generation != (0, 0) and generation < least:
             flag = "--dtype bfloat16" if least == BFLOAT16_CAPABILITY else "--quantization fp8"
             yield f"{flag} needs a GPU of capability {_dotted(least)}, this one has {_dotted(generation)}"
+
+
+def _context_obstacles(config: EngineConfig) -> Iterator[str]:
+    """Yield why GPUs cannot share a context."""
+    from tokenmill.model.kernels.triton.splits import SPLIT_KEYS
+
+    if config.page_size != SPLIT_KEYS:
+        yield (
+            f"--context-parallel-size on GPUs needs --page-size {SPLIT_KEYS}: a page is a split of a decode's context, "
+            "and whole on one GPU"
+        )
+    if config.speculative_config is not None:
+        yield "--context-parallel-size: GPUs that share a context verify no drafts yet; leave out --speculative-config"
 
 
 def choose_kernels(
@@ -162,11 +176,12 @@ def choose_backend(
     spec: AttentionSpec,
     kernels: Kernels,
     ranks: ContextRanks | None = None,
+    devices: ContextDevices | None = None,
 ) -> AttentionChoice:
     """Choose the attention backend; refuse one that cannot run here before any weights are read.
 
     Args:
-        ranks: see `AttentionConfig`.
+        ranks, devices: see `AttentionConfig`.
 
     Raises:
         InvalidConfig: the backend cannot run here; see `choose_attention`.
@@ -185,6 +200,7 @@ def choose_backend(
         shares_splits=config.shared_splits,
         is_page_first=config.kv_layout == "page-first",
         ranks=ranks,
+        devices=devices,
     )
     return choose_attention(config.attention_backend, wanted)
 

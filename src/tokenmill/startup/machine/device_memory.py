@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.model.architecture.architecture import Architecture
-from tokenmill.model.kernels.triton.splits import PART_EXTRA, SPLIT_ENDS
+from tokenmill.model.kernels.triton.splits import PART_EXTRA, count_splits, level_of
 from tokenmill.platform.protocol import Platform
 
 
@@ -40,5 +39,5 @@ def workspace_bytes(config: EngineConfig, architecture: Architecture, longest: i
     per_token = 4 * architecture.hidden_size + widest
     logits = config.max_num_seqs * architecture.vocab_size * item_bytes
     part = max(4 * one.num_heads * (one.head_dim + PART_EXTRA) for one in architecture.attentions)
-    parts = config.max_num_seqs * (int(np.searchsorted(SPLIT_ENDS, longest)) + 1) * part
+    parts = config.max_num_seqs * int(count_splits(longest, level_of(config.page_size))) * part
     return 2 * (config.step_budget * per_token * item_bytes + logits) + parts

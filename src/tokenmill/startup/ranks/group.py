@@ -78,7 +78,7 @@ class Group:
         memory: shared by the ranks of a stage, on devices by all ranks; set once `connect` has returned.
         first_stage, later_stage: the connections of a stage's rank 0 to the other stages, if there are several.
         devices: the channel between ranks that have a device each; None: they share memory.
-        context: the KV memory and attention that ranks of whole models share; None: they share the model.
+        context: the KV memory and attention that ranks of whole models share, on CPUs; None: they share the model.
         arrays: where the ranks' KV is, if rank 0 reads and fills that of all; None: each keeps its own to itself.
     """
 
@@ -130,7 +130,7 @@ class Group:
         self.shard = msgspec.structs.replace(self.shard, sums=platform.is_accelerator)
         shares_context = self._config.context_parallel_size > 1
         if shares_context:
-            check_context(architecture, self.shard.size)
+            check_context(architecture, self.shard.size, platform.is_accelerator)
         else:
             check_size(architecture, self.shard.size, self.shard.num_stages, self.shard.sums)
         if self._config.enable_expert_parallel and not _has_experts(architecture):
@@ -150,9 +150,6 @@ class Group:
         if beside.rank == 0 and beside.num_stages > 1:
             self._find_stages(f"{model} {step}")
         self.memory.meet(self._patience)
-        if shares_context:
-            self.context = SharedContext(memory, step.tokens, self._patience)
-            return ALONE
         if platform.is_accelerator:
             from tokenmill.engine.parallel.devices.stage_model import connect as connect_devices
 
@@ -160,7 +157,9 @@ class Group:
                 return platform.communicator(Path(f"{self._rendezvous}.{name}"), rank, size, self._patience)
 
             self.devices = connect_devices(self.shard, meet, self._config.num_steps_ahead)
-        return self.devices or memory
+        elif shares_context:
+            self.context = SharedContext(memory, step.tokens, self._patience)
+        return ALONE if shares_context else self.devices or memory
 
     def _find_stages(self, model: str) -> None:
         config, shard, timeout = self._config, self.shard, self._timeout

@@ -33,7 +33,7 @@ from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.sharding.shard import Shard
 from tokenmill.model.weights.hub import fetch
 from tokenmill.startup.assembly.rank_process import device_of_rank
-from tokenmill.startup.assembly.setup import build_engine
+from tokenmill.startup.assembly.setup import BuiltEngine, build_engine
 
 pytestmark = [
     pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here"),
@@ -50,9 +50,18 @@ SMALL |= {"max_model_len": 48, "dtype": "float32", "kernels": "torch", "num_thre
 def ranks(
     config: EngineConfig, folder: Path, **shares: int
 ) -> Iterator[tuple[Engine, RankPlatform, list[subprocess.Popen[str]]]]:
-    """Rank 0's engine in this process, and the other ranks in others; two by default."""
+    """Rank 0's engine in this process, and the other ranks in others; two that share each layer by default."""
     shares = shares or {"tensor_parallel_size": 2}
-    config = dataclasses.replace(config, **shares, rendezvous=str(folder / "ranks"), rank_timeout=300.0)
+    with built_ranks(dataclasses.replace(config, **shares), folder) as (built, platform, peers):
+        yield built.engine, platform, peers
+
+
+@contextlib.contextmanager
+def built_ranks(
+    config: EngineConfig, folder: Path
+) -> Iterator[tuple[BuiltEngine, RankPlatform, list[subprocess.Popen[str]]]]:
+    """The engine of a config of several ranks: rank 0's part in this process, and the other ranks in others."""
+    config = dataclasses.replace(config, rendezvous=str(folder / "ranks"), rank_timeout=300.0)
     platform, peers = RankPlatform(), list[subprocess.Popen[str]]()
     for rank in range(1, config.num_ranks):
         path = folder / f"rank-{rank}.json"
@@ -60,11 +69,11 @@ def ranks(
         command = ["-m", "tests.engine.parallel.devices.peer", str(path), str(calls_of(folder, rank))]
         peers.append(subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True))
     try:
-        engine = build_engine(config, platform=platform).engine
+        built = build_engine(config, platform=platform)
         try:
-            yield engine, platform, peers
+            yield built, platform, peers
         finally:
-            engine.close()
+            built.engine.close()
     finally:
         is_aborted = any(channel.is_aborted for channel in platform.channels.values())
         for peer in peers:

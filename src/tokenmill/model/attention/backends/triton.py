@@ -7,7 +7,7 @@ import torch
 from tokenmill.model.attention.paged import PagedImplementation, Requests
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
 from tokenmill.model.kernels.triton.attention import PagedKV, Scores, attend_decodes, attend_prompts
-from tokenmill.model.kernels.triton.splits import Splits, list_splits
+from tokenmill.model.kernels.triton.splits import LEVEL_SPLITS, Splits, list_splits
 
 
 class TritonPrompts(PagedImplementation):
@@ -72,10 +72,14 @@ class TritonDecodes(PagedImplementation):
     Args:
         num_units: number of multiprocessors of the device.
         page_size: of the KV cache, to read pages once for requests that share them; None to not look for such pages.
+        level: see `level_of`.
     """
 
-    def __init__(self, spec: AttentionSpec, num_units: int, page_size: int | None = None) -> None:
+    def __init__(
+        self, spec: AttentionSpec, num_units: int, page_size: int | None = None, level: int = LEVEL_SPLITS
+    ) -> None:
         self._page_size = page_size
+        self._level = level
         self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self._num_units = num_units
 
@@ -84,7 +88,7 @@ class TritonDecodes(PagedImplementation):
         lens, longest = requests.lens.context_lens, requests.context_lens
         most = int(requests.query_lens.max())
         pages = None if self._page_size is None else (requests.page_table, self._page_size)
-        return requests, list_splits(lens, longest, self._heads, self._num_units, most, pages)
+        return requests, list_splits(lens, longest, self._heads, self._num_units, most, pages, self._level)
 
     def attend(
         self,

@@ -295,22 +295,46 @@ def attend_decodes(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: S
         q: as in `attend_prompts`; for n requests n * t tokens, at most t per request. Tokens past the last request
             belong to none.
     """
-    num_requests, (num_tokens, num_heads, head_dim) = len(kv.context_lens), q.shape
+    num_requests, (num_tokens, num_heads, _) = len(kv.context_lens), q.shape
     tokens = num_tokens // num_requests
     if splits is None:
         tokens = min(tokens, PROMPT_ROWS // (num_heads // kv.keys.shape[2]))
         tiles = num_requests if tokens == 1 else num_requests + num_tokens // tokens
         _launch(q, kv, output, None, scores, (tokens, DECODE_ROWS, tiles))
     else:
-        _launch(q, kv, output, splits, scores, (tokens, DECODE_ROWS, num_requests))
-        has_sinks = scores.sinks is not None
-        join_splits[(num_requests * tokens, num_heads)](
-            *(splits.parts, splits.stops, output, kv.query_starts, scores.sinks if has_sinks else output),
-            *(num_heads, head_dim, triton.next_power_of_2(head_dim), head_dim + PART_EXTRA, LEVEL_SPLITS, tokens),
-            HAS_SINKS=has_sinks,
-            num_warps=JOIN_WARPS,
-            **dependent(q),
-        )
+        attend_splits(q, kv, splits, scores)
+        join(splits.parts, splits.stops, kv.query_starts, output, scores.sinks, tokens)
+
+
+def attend_splits(q: torch.Tensor, kv: PagedKV, splits: Splits, scores: Scores) -> None:
+    """Attend for requests split by split, and leave the parts of their sums in `splits`; see `attend_decodes`."""
+    num_requests = len(kv.context_lens)
+    _launch(q, kv, splits.parts, splits, scores, (len(q) // num_requests, DECODE_ROWS, num_requests))
+
+
+def join(
+    parts: torch.Tensor,
+    stops: torch.Tensor,
+    query_starts: torch.Tensor,
+    output: torch.Tensor,
+    sinks: torch.Tensor | None,
+    tokens: int = 1,
+) -> None:
+    """Join the parts of all splits, request by request and in the order of their keys.
+
+    Args:
+        parts, stops: as in `Splits`. query_starts: as in `PagedKV`.
+        output: as in `attend_prompts`.
+        tokens: the most tokens that a request has.
+    """
+    num_heads, head_dim = output.shape[1:]
+    join_splits[(len(stops) * tokens, num_heads)](
+        *(parts, stops, output, query_starts, output if sinks is None else sinks),
+        *(num_heads, head_dim, triton.next_power_of_2(head_dim), head_dim + PART_EXTRA, LEVEL_SPLITS, tokens),
+        HAS_SINKS=sinks is not None,
+        num_warps=JOIN_WARPS,
+        **dependent(output),
+    )
 
 
 def _launch(
@@ -345,7 +369,7 @@ def _launch(
         ROWS=tile_rows,
         TILE=TILE_KEYS,
         SPLIT=SPLIT_KEYS,
-        LEVEL=LEVEL_SPLITS,
+        LEVEL=LEVEL_SPLITS if splits is None else splits.level,
         PART=head_dim + PART_EXTRA,
         ALL_MASKED=int(window is not None or after > 0 or rows == DECODE_ROWS),
         HAS_WINDOW=window is not None,

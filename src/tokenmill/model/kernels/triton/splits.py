@@ -1,12 +1,15 @@
 """Split the contexts of decodes among the programs of a GPU, at positions that depend on neither batch nor length.
 
 |256|256| ... 16 of them |512|512| ... 16 of them |1024| ...      keys of split 0, 1, ... of every request
+
+Where a page is as long as the first splits, all are: a split is a page, which may lie on any of several devices.
 """
 
 from __future__ import annotations
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 
@@ -17,6 +20,8 @@ SPLIT_KEYS = 256
 # After so many splits they are twice as long.
 LEVEL_SPLITS = 16
 LEVELS = 10
+# Never: every split is a page.
+ALL_ALIKE = 1 << 20
 SPLIT_ENDS = np.cumsum(SPLIT_KEYS << np.arange(LEVELS * LEVEL_SPLITS) // LEVEL_SPLITS).astype(np.int32)
 # Behind the sum of a part: its highest score, its total weight, and what keeps sums aligned.
 PART_EXTRA = 4
@@ -60,6 +65,7 @@ class Splits(msgspec.Struct, frozen=True):
         stops: [B] int32, the end of each request's items.
         parts: [n, tokens, num_heads, head_dim + PART_EXTRA] float32, for the most tokens that a request may have.
         shares: the splits that several requests share; None if they were not looked for.
+        level: see `level_of`.
     """
 
     num_programs: int
@@ -67,6 +73,25 @@ class Splits(msgspec.Struct, frozen=True):
     stops: torch.Tensor
     parts: torch.Tensor
     shares: Shares | None = None
+    level: int = LEVEL_SPLITS
+
+
+def level_of(page_size: int) -> int:
+    """Return after how many splits they become twice as long, over pages of so many tokens."""
+    return ALL_ALIKE if page_size == SPLIT_KEYS else LEVEL_SPLITS
+
+
+def count_splits(lengths: npt.ArrayLike, level: int) -> npt.NDArray[np.int64]:
+    """Count the splits of contexts of these lengths; a context without a key has one that is empty."""
+    if level == ALL_ALIKE:
+        return np.maximum(-(-np.asarray(lengths) // SPLIT_KEYS), 1)
+    return np.searchsorted(SPLIT_ENDS, lengths) + 1
+
+
+def num_programs(items: int, heads: tuple[int, int, int], tokens: int, num_units: int) -> int:
+    """Return how many programs take that many splits in turn; the arguments are those of `list_splits`."""
+    per_unit = PROGRAMS_PER_UNIT - (tokens * heads[0] // heads[1] > DECODE_ROWS)
+    return min(items * heads[1], per_unit * num_units)
 
 
 def list_splits(
@@ -76,6 +101,7 @@ def list_splits(
     num_units: int,
     tokens: int = 1,
     pages: tuple[torch.Tensor, int] | None = None,
+    level: int = LEVEL_SPLITS,
 ) -> Splits | None:
     """List the splits of a step on the device, where lengths may change with each replay of a graph.
 
@@ -86,6 +112,7 @@ def list_splits(
         num_units: number of multiprocessors of the device.
         tokens: the most tokens that a request has.
         pages: the page table and the page size, to find shared pages; None: each request reads its own.
+        level: see `level_of`.
 
     Returns:
         The splits; None if no context is longer than one split, or if a tile cannot hold the tokens of a request.
@@ -93,11 +120,12 @@ def list_splits(
     group, count = heads[0] // heads[1], len(longest)
     if longest.max() <= SPLIT_KEYS or tokens * group > PROMPT_ROWS:
         return None
-    most = int(np.searchsorted(SPLIT_ENDS, longest).sum()) + count
+    most = int(count_splits(longest, level).sum())
     stops, items, own_stops, own_items, order, shared = (
         context_lens.new_empty(size) for size in (count, most, count, most, count, count)
     )
-    levels, options = (SPLIT_KEYS, LEVEL_SPLITS, LEVELS), dependent(context_lens)
+    levels = SPLIT_KEYS, level, 1 if level == ALL_ALIKE else LEVELS
+    options = dependent(context_lens)
     # Compiled once for all steps that graphs hold.
     width = max(MOST_CAPTURED, triton.next_power_of_2(count))
     looks = pages is not None and tokens == 1 and DECODE_ROWS // group > 1 and count > 1
@@ -112,5 +140,4 @@ def list_splits(
     list_items[(1,)](*(context_lens, *lists, order, shared, count, width, *levels, looks), **options)
     shares = Shares(items, stops, order, shared) if looks else None
     parts = torch.empty(most, tokens, heads[0], heads[2] + PART_EXTRA, dtype=torch.float32, device=context_lens.device)
-    per_unit = PROGRAMS_PER_UNIT - (tokens * group > DECODE_ROWS)
-    return Splits(min(most * heads[1], per_unit * num_units), own_items, own_stops, parts, shares)
+    return Splits(num_programs(most, heads, tokens, num_units), own_items, own_stops, parts, shares, level)
