@@ -18,7 +18,8 @@ from tests.tiers import scaled
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.model.attention.backend import AttentionConfig
 from tokenmill.model.attention.batch import ForwardBatch
-from tokenmill.model.attention.context_rows import ContextDevices, ContextRows, num_own_pages, own_pages
+from tokenmill.model.attention.context_rows import ContextRows
+from tokenmill.model.attention.context_step import ContextDevices, num_own_pages, own_pages
 from tokenmill.model.attention.paged import PagedAttention
 from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.attention.registry import choose_attention

@@ -14,7 +14,7 @@ from tokenmill.platform.torch_package import needs_package
 
 if TYPE_CHECKING:
     from tokenmill.model.attention.context import ContextRanks
-    from tokenmill.model.attention.context_rows import ContextDevices
+    from tokenmill.model.attention.context_step import ContextDevices
     from tokenmill.model.attention.paged import PagedImplementation
 
     Parts = tuple[PagedImplementation, PagedImplementation, PagedImplementation | None]

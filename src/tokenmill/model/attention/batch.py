@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from tokenmill.model.attention.context_rows import ContextStep
+    from tokenmill.model.attention.context_step import ContextStep
     from tokenmill.model.kernels.adapters import AdapterRows
     from tokenmill.model.kernels.heads import RotaryTables
     from tokenmill.model.kernels.states import StepStates

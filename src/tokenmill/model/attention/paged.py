@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tokenmill.model.attention.batch import DeviceLens, ForwardBatch
-from tokenmill.model.attention.context_rows import ContextStep
+from tokenmill.model.attention.context_step import ContextStep
 from tokenmill.model.attention.protocol import AttentionLayer
 from tokenmill.model.attention.tensor_kv import TokenMajorKV
 from tokenmill.model.kernels.heads import RotaryTables

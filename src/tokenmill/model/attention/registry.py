@@ -9,7 +9,7 @@ import msgspec
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.attention.backend import AttentionConfig, Backend, names_of
 from tokenmill.model.attention.backend_rows import BACKENDS
-from tokenmill.model.attention.context_rows import num_own_pages
+from tokenmill.model.attention.context_step import num_own_pages
 from tokenmill.model.attention.groups import GroupedAttention, GroupedPagedAttention
 from tokenmill.model.attention.packed_kv import PackedKV
 from tokenmill.model.attention.protocol import AttentionBackend

@@ -15,7 +15,8 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.loop.step_log import check_writable
 from tokenmill.model.adapters.merging import merged
 from tokenmill.model.architecture.architecture import Architecture
-from tokenmill.model.attention.context_rows import ContextDevices
+from tokenmill.model.attention.context import ContextRanks
+from tokenmill.model.attention.context_step import ContextDevices
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec
 from tokenmill.model.attention.registry import AttentionChoice
 from tokenmill.model.kernels.native_kernels import NativeKernels
@@ -140,9 +141,7 @@ def load(
     check_recurrence_sizes(architecture, kernels.name)
     plan = plan_model(folder, architecture, kernels, config.load_format, collective)
     plan = _adjusted(plan, folder, config, platform, timer)
-    ranks = None if group is None else group.context
-    devices = _context_devices(config, group)
-    attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels, ranks, devices)
+    attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels, *_shares_of(config, group))
     draft = find_draft(config, platform, folder, num_threads, timer.phase)
     draft_bytes = 0 if draft is None else draft.page_bytes
     page_bytes = _least_bytes(config, architecture, attention, draft_bytes, obstacle is None)
@@ -171,11 +170,11 @@ def load(
     )
 
 
-def _context_devices(config: EngineConfig, group: Group | None) -> ContextDevices | None:
-    """Return the devices that have a part of the KV cache each; None: it is one device's, or in the host's memory."""
+def _shares_of(config: EngineConfig, group: Group | None) -> tuple[ContextRanks | None, ContextDevices | None]:
+    """Return by which ranks share a context: one memory of the host, or devices with a part of the pages each."""
     if group is None or group.devices is None or config.context_parallel_size == 1:
-        return None
-    return ContextDevices(group.shard.rank, group.shard.size, group.devices.communicator.gather)
+        return None if group is None else group.context, None
+    return None, ContextDevices(group.shard.rank, group.shard.size, group.devices.communicator.gather)
 
 
 def _choose_kernels(

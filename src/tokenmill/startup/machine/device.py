@@ -14,7 +14,7 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.backend import AttentionConfig
 from tokenmill.model.attention.context import ContextRanks
-from tokenmill.model.attention.context_rows import ContextDevices
+from tokenmill.model.attention.context_step import ContextDevices
 from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.attention.registry import AttentionChoice, choose_attention
 from tokenmill.model.kernels.native_kernels import NativeKernels

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from tokenmill.model.attention.backends.triton import scores_of
-from tokenmill.model.attention.context_rows import OwnDecodes, OwnPrompts
+from tokenmill.model.attention.context_step import OwnDecodes, OwnPrompts
 from tokenmill.model.attention.paged import PagedImplementation, Requests
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
 from tokenmill.model.kernels.triton.attention import PagedKV, attend_prompts, attend_splits, join
