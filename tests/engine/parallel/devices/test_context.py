@@ -38,6 +38,8 @@ PAGE = 16
 # As few pages as two long requests do not fit in.
 LONG: dict[str, Any] = {**SMALL, "page_size": PAGE, "num_pages": 5, "max_model_len": 3 * PAGE}
 LONG |= {"max_num_batched_tokens": 40, "max_num_seqs": 3, "enforce_eager": True}
+# Interpreted, a row's last bit depends on its place in a tile, which splits in common change.
+LONG["shared_splits"] = False
 # Family and its shape.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "a key head": ("qwen3", {"num_key_value_heads": 1, "num_hidden_layers": 1, "tie_word_embeddings": True}),
@@ -98,13 +100,13 @@ def test_two_devices_share_contexts_bit_for_bit(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("is_asked_for", [True, False])
 def test_devices_that_share_contexts_hold_twice_the_pages(is_asked_for: bool, tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=1)
-    asked = {"kv_cache_memory_bytes": 1 << 18, "max_num_seqs": 60} if is_asked_for else {}
+    asked = {"kv_cache_memory_bytes": 1 << 17, "max_num_seqs": 40} if is_asked_for else {}
     config = EngineConfig(model=str(model), **{**LONG, "num_pages": None, **asked}).resolve()
     alone = build_engine(config, platform=RankPlatform())
     alone.engine.close()
     with built_ranks(dataclasses.replace(config, context_parallel_size=2), tmp_path) as (built, _, _):
         if is_asked_for:
-            assert alone.ready.kv_bytes <= 1 << 18
+            assert alone.ready.kv_bytes <= 1 << 17
             assert built.ready.kv_bytes == alone.ready.kv_bytes
             assert built.ready.num_pages == 2 * alone.ready.num_pages
         (output,) = run(built.engine, requests(random.Random(SEED))[-1:])["3"][-1:]
