@@ -48,7 +48,7 @@ def ranks(
 ) -> Iterator[tuple[Engine, RankPlatform, list[subprocess.Popen[str]]]]:
     """Rank 0's engine in this process, and the other ranks in others; two by default."""
     shares = shares or {"tensor_parallel_size": 2}
-    config = dataclasses.replace(config, **shares, rendezvous=str(folder / "ranks"), rank_timeout=300.0)
+    config = dataclasses.replace(config, **shares, rendezvous=str(folder / "ranks"), rank_timeout=120.0)
     platform, peers = RankPlatform(), list[subprocess.Popen[str]]()
     for rank in range(1, config.num_ranks):
         path = folder / f"rank-{rank}.json"
