@@ -61,7 +61,7 @@ def built_ranks(
     config: EngineConfig, folder: Path
 ) -> Iterator[tuple[BuiltEngine, RankPlatform, list[subprocess.Popen[str]]]]:
     """The engine of a config of several ranks: rank 0's part in this process, and the other ranks in others."""
-    config = dataclasses.replace(config, rendezvous=str(folder / "ranks"), rank_timeout=300.0)
+    config = dataclasses.replace(config, rendezvous=str(folder / "ranks"), rank_timeout=120.0)
     platform, peers = RankPlatform(), list[subprocess.Popen[str]]()
     for rank in range(1, config.num_ranks):
         path = folder / f"rank-{rank}.json"

@@ -33,7 +33,7 @@ TWO = {"pipeline_parallel_size": 2}
 FEATURES: dict[str, tuple[str, dict[str, Any], tuple[int, ...], dict[str, Any], dict[str, int]]] = {
     # Log probabilities, penalties, reports on prompts, a grammar; more requests than rows.
     "graphs": ("qwen3", SMALLEST, (0, 1, 4, 5, 10), {}, TWO),
-    "eager": ("qwen3", {"num_hidden_layers": 3}, (1, 5, 8), {"enforce_eager": True}, {"pipeline_parallel_size": 3}),
+    "eager": ("qwen3", {"num_hidden_layers": 3}, (1, 5, 9), {"enforce_eager": True}, {"pipeline_parallel_size": 3}),
     "of two ranks": ("qwen3", SMALLEST, (0, 4, 5, 10), {}, {**TWO, "tensor_parallel_size": 2}),
     "windows": ("gemma3", {}, (0, 3, 9), {}, TWO),
     "experts": ("qwen3_moe", {}, (0, 6), {"enforce_eager": True}, TWO),
