@@ -94,10 +94,12 @@ def main(words: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     parser.add_argument("--held-out", type=int, help="chats of held_out.txt; all if left out")
     parser.add_argument("--max-tokens", type=int, default=256, help="tokens of an answer at most")
+    parser.add_argument("--max-model-len", type=int, help="tokens of a chat at most, which KV is kept for")
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args(words)
-    options: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 1, "max_model_len": 1024, "device": "cpu"}
+    options: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 1, "device": "cpu"}
     options |= {"enable_prefix_caching": False, "quantization": arguments.quantization}
+    options |= {"max_model_len": arguments.max_model_len}
     with ExitStack() as stack:
         llms = {
             way: stack.enter_context(LLM(arguments.model, **options, speculative_config=config))
