@@ -8,7 +8,7 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from tokenmill.demo import demo_model_path, draft_model_path
+from tokenmill.demo import demo_model_path, draft_model_path, smollm2_head_path
 
 FOLDERS = [pytest.param(demo_model_path, 25, id="model"), pytest.param(draft_model_path, 3, id="draft")]
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -108,3 +108,14 @@ def test_card_has_a_measured_table():
     assert "| skill | right | of | accuracy |" in card
     for skill in ("copying", "counting", "JSON", "tool calls", "FAQ", "arithmetic", "recall"):
         assert f"| {skill} |" in card
+
+
+def test_the_head_is_small_and_has_the_sizes_of_smollm2():
+    folder = smollm2_head_path()
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "README.md"}
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 12e6
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["hidden_size"], config["vocab_size"], config["num_hidden_layers"]) == (576, 49152, 1)
+    with safe_open(folder / "model.safetensors", "pt") as tensors:
+        assert tensors.get_slice("lm_head.weight").get_shape() == [config["draft_vocab_size"], 576]
+        assert tensors.get_slice("fc.weight").get_shape() == [576, 3 * 576]

@@ -18,6 +18,7 @@ from tests.real.test_models import PROMPTS, greedy_tokens
 from tests.real.test_vocabularies import tokenizer_of
 from tokenmill import LLM, LoRARequest, SamplingParams, StructuredOutputs
 from tokenmill.config.configs import EngineConfig
+from tokenmill.demo import smollm2_head_path
 from tokenmill.lab.bench.quality import BUNDLED, measure
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
@@ -33,6 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "one at a time": {"max_num_seqs": 1},
     "room for two": {"num_pages": 12, "kv_cache_memory_bytes": None, "admission": "optimistic"},
     "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}},
+    "a head": {"speculative_config": {"method": "eagle3", "model": str(smollm2_head_path())}},
     "no prefixes": {"enable_prefix_caching": False},
     "pages of 1": {"page_size": 1},
     "page first": {"kv_layout": "page-first"},
