@@ -63,10 +63,10 @@ test: $(NATIVE_STAMP) $(DEV_STAMP) ## lint and all tests that a landing needs; A
 
 # Each run draws a seed of its own.
 REPEATS ?= 3
-nightly: $(NATIVE_STAMP) $(DEV_STAMP) ## long forms with fresh seeds, all tests three times more, then exactness, chaos, fuzz, calls, real and agents
+nightly: $(NATIVE_STAMP) $(DEV_STAMP) ## long forms with fresh seeds, all tests three times more, then exactness, chaos, fuzz, calls, real, agents and gpu-rehearsal
 	@TIER=nightly $(PYTEST) -n 4 --timeout 3000 $(ARGS)
 	@for run in $$(seq $(REPEATS)); do $(PYTEST) -n 4 --no-loadscope-reorder $(ARGS) || exit 1; done
-	@for part in exactness chaos fuzz calls real $$(command -v npm > /dev/null && echo agents); do $(MAKE) --no-print-directory $$part ARGS= || exit 1; done
+	@for part in exactness chaos fuzz calls real $$(command -v npm > /dev/null && echo agents) $(if $(PYTHON_312),gpu-rehearsal); do $(MAKE) --no-print-directory $$part ARGS= || exit 1; done
 
 browser: ## a headless browser for the tests of the page, where this is root's own Debian; CI asks for it
 	@sh tools/install_browser.sh
@@ -155,8 +155,11 @@ bench: $(SERVE_STAMPS) ## offline throughput of MODEL (or the demo model); ARGS 
 gpu: $(NATIVE_STAMP) $(TORCH_STAMP) ## prove and measure the GPU side, where there is a GPU; ARGS are passed on
 	@exec $(BIN)/python tools/gpu_check.py $(ARGS)
 
+# A Python 3.12 that starts: on the PATH, or one that pyenv keeps. Empty: there is none.
+PYTHON_312 = $(shell for python in python3.12 "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.12*/bin/python; do \
+  "$$python" -c pass 2> /dev/null && echo "$$python" && break; done)
 gpu-rehearsal: ## the GPU check as a bare GPU machine runs it, interpreted: Python 3.12, torch 2.11, triton 3.6
-	@[ -x build/rehearsal/bin/python ] || python3.12 -m venv build/rehearsal
+	@[ -x build/rehearsal/bin/python ] || $(or $(PYTHON_312),python3.12) -m venv build/rehearsal
 	@build/rehearsal/bin/python tools/install_torch.py --torch "$(TORCH)" requirements/gpu.txt
 	@build/rehearsal/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/gpu.txt
 	@TRITON_CACHE_DIR=build/rehearsal/kernels PYTHONPATH=src build/rehearsal/bin/python -m tests.model.kernels.compile_kernels \

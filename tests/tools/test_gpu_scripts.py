@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tools.gpu import fp8_check, profile_step, sweep_attention
 from tools.gpu.benchmarks import Rates
+from tools.gpu.engine_checks import check_names
 from tools.gpu.kernel_times import Cost, kernel_rows, kinds_of
 from tools.gpu.rows import Row, Rows, guarded
 
@@ -147,14 +148,28 @@ def test_no_row_is_asked_for_after_the_deadline(capsys: pytest.CaptureFixture[st
 def test_the_commands_of_the_first_minutes_can_be_given_as_they_stand() -> None:
     text = (ROOT / "docs" / "gpu.md").read_text()
     before, *commands = re.findall(r"<!-- first minutes: .+? -->\n```sh\n(.+?)```", text, re.DOTALL)
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         whole = before + command
         assert len(whole) <= 2000
-        assert sum(map(int, re.findall(r"timeout (\d+)", command))) <= 7 * 60
         done = subprocess.run(["bash", "-n"], input=whole, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
+        assert seconds_of(command) <= 9 * 60
         for module in re.findall(r"python3 -m (tools\S+)", command):
             assert importlib.util.find_spec(module) is not None
-        for seconds, own in re.findall(r"timeout (\d+) .* --seconds (\d+)", command):
+        for name in re.findall(r"one \d+ engine (\S+?)[;\s]", command):
+            assert name in check_names(is_dry=False)
+        for seconds, own in re.findall(r"(?:timeout|one) (\d+) .*? --seconds (\d+)", command):
             assert int(own) < int(seconds), "it ends by itself, with its report"
+
+
+def seconds_of(command: str) -> int:
+    """The longest that a command takes: loops as often as they turn, what runs beside it not at all."""
+    total = 0
+    for line in command.splitlines():
+        beside, _, behind = line.rpartition("& S=$!;")
+        turns = len(re.findall(r"\S+", (re.match(r"for \w+ in (.*?);", line) or ["", "x"])[1]))
+        calls = 2 if line.startswith("n()") else turns
+        own = behind if beside else "" if line.endswith("& K=$!") else line
+        total += calls * sum(map(int, re.findall(r"(?:timeout|one|-sm) (\d+)", own)))
+    return total

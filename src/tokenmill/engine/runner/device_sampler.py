@@ -31,7 +31,7 @@ class DeviceSampler:
     Args:
         draw: the kernel that draws.
         share: shares the tokens with other ranks.
-        adding: see `RowExtension.add_logits`.
+        adding: add to the logits of each pass, in this order.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ Sent = Mapping[str, "Array"]
 
 
 AddLogits: TypeAlias = "Callable[[Array, Array, Array, npt.NDArray[np.integer] | None], None]"
-"""See `RowExtension.add_logits`."""
+"""Adds to logits; the arguments are those of `RowExtension.add_logits`."""
 
 
 class RowExtension:

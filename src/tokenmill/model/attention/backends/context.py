@@ -23,7 +23,7 @@ from tokenmill.model.kernels.triton.attention import PagedKV, attend_prompts, at
 from tokenmill.model.kernels.triton.splits import ALL_ALIKE, PART_EXTRA, Splits, num_programs
 
 Gather = Callable[[torch.Tensor], torch.Tensor]
-"""See `Communicator.gather`."""
+"""This rank's tensor -> those of all ranks, [ranks, *shape]."""
 
 
 class SharedDecodes(PagedImplementation):
