@@ -163,17 +163,27 @@ def drafts_of(
 
 
 def test_memory_is_measured_together(tmp_path: Path) -> None:
-    model = make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=1)
+    check_measured_memory(tmp_path, 1)
+
+
+def check_measured_memory(folder: Path, num_layers: int, **shares: int) -> None:
+    """Ranks agree on how many pages their memory has room for, and run."""
+    model = make_checkpoint(folder / "model", "qwen3", num_hidden_layers=num_layers)
     config = EngineConfig(model=str(model), **{**SMALL, "num_pages": None})
-    with ranks(config.resolve(), tmp_path) as (engine, _, _):
+    with ranks(config.resolve(), folder, **shares) as (engine, _, _):
         (output,) = run(engine, requests(random.Random(SEED), [{"temperature": 0.0}], 4))["0"][-1:]
         assert output.finish_reason
 
 
 def test_a_rank_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
-    model = make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=1)
+    check_killed_rank(tmp_path, 1)
+
+
+def check_killed_rank(folder: Path, num_layers: int, **shares: int) -> None:
+    """A rank of two that is killed while steps run ends the engine."""
+    model = make_checkpoint(folder / "model", "qwen3", num_hidden_layers=num_layers)
     config = EngineConfig(model=str(model), **SMALL).resolve()
-    with ranks(config, tmp_path) as (engine, platform, (peer,)):
+    with ranks(config, folder, **shares) as (engine, platform, (peer,)):
         for request in requests(random.Random(SEED), [{"temperature": 0.0}] * 3, 12):
             engine.add(request)
         engine.step()

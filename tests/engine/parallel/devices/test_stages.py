@@ -10,14 +10,21 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.engine.parallel.devices.counting import Call
-from tests.engine.parallel.devices.test_engine import SMALL, drafts_of, ranks, read_calls, step_until_done, tell
+from tests.engine.parallel.devices.test_engine import (
+    SMALL,
+    check_killed_rank,
+    check_measured_memory,
+    drafts_of,
+    ranks,
+    read_calls,
+    tell,
+)
 from tests.engine.runner.test_drafts import KINDS, requests
 from tests.engine.runner.test_not_numbers import run
 from tests.engine.runner.told import assert_same, told
 from tests.model.kernels.gpu import DEVICE
 from tests.seeding import seed_for
 from tokenmill.config.configs import EngineConfig
-from tokenmill.core.errors import EngineFailed
 from tokenmill.model.kernels.native import load_kernels
 
 pytestmark = [
@@ -82,21 +89,8 @@ def test_a_step_begins_while_another_is_in_the_next_stage(tmp_path: Path) -> Non
 
 
 def test_memory_is_measured_together(tmp_path: Path) -> None:
-    model = make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=3)
-    config = EngineConfig(model=str(model), **{**SMALL, "num_pages": None}).resolve()
-    with ranks(config, tmp_path, **TWO) as (engine, _, _):
-        (output,) = run(engine, requests(random.Random(SEED), [{"temperature": 0.0}], 4))["0"][-1:]
-        assert output.finish_reason
+    check_measured_memory(tmp_path, 3, **TWO)
 
 
 def test_a_stage_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
-    model = make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=2)
-    config = EngineConfig(model=str(model), **SMALL).resolve()
-    with ranks(config, tmp_path, **TWO) as (engine, platform, (peer,)):
-        for request in requests(random.Random(SEED), [{"temperature": 0.0}] * 3, 12):
-            engine.add(request)
-        engine.step()
-        peer.kill()
-        with pytest.raises(EngineFailed):
-            step_until_done(engine)
-        platform.abort()
+    check_killed_rank(tmp_path, 2, **TWO)
