@@ -35,7 +35,8 @@ def check_names(is_dry: bool) -> list[str]:
     small = [f"{ORACLE}qwen3", "graphs-and-eager", "preemption-under-a-tiny-pool"]
     if is_dry:
         return small
-    ranks = ["two-gpus", "two-stages", "two-gpus-one-context"] if torch.cuda.device_count() > 1 else []
+    ranks = ["two-gpus", "two-gpus-one-shot", "two-stages", "two-gpus-one-context"]
+    ranks = ranks if torch.cuda.device_count() > 1 else []
     theirs, written = [], []
     if importlib.util.find_spec("transformers") is not None:
         theirs, written = ["equals-transformers"], [*WRITTEN_BY_TRANSFORMERS]
@@ -127,6 +128,13 @@ class EngineChecks:
 
     def _two_gpus(self) -> None:
         self._same({"tensor_parallel_size": 2}, {})
+
+    def _two_gpus_one_shot(self) -> None:
+        # In graphs and eager; and alone or not, where nothing depends on a step's size.
+        for options in ({}, {"enforce_eager": True}):
+            self._same({"tensor_parallel_size": 2, "all_reduce": "one-shot", **options}, options)
+        invariant = {"tensor_parallel_size": 2, "all_reduce": "one-shot", "batch_invariant": True}
+        self._same(invariant, {**invariant, "max_num_seqs": 1})
 
     def _two_stages(self) -> None:
         # Overlapped or not, in graphs or eager: the same layers in the same order.

@@ -173,6 +173,11 @@ class EngineSettings(VisionConfig):
         "processes that share the context: the attention and the KV cache of each request",
         aliases=("-cp", "-dcp", "--decode-context-parallel-size", "-pcp", "--prefill-context-parallel-size"),
     )
+    all_reduce: str = flag(
+        "nccl",
+        "how GPUs that share layers add up: by NCCL, or up to a MiB in one launch that reads all GPUs' memory",
+        choices=("nccl", "one-shot"),
+    )
     nnodes: int = flag(1, "machines that share the stages; the first one serves")
     node_rank: int = flag(0, "number of this machine, from 0; all others wait for machine 0")
     master_addr: str = flag("127.0.0.1", "address of the first machine, for the others")

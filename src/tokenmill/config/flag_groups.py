@@ -66,8 +66,8 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "several engines, ranks and machines",
         (
             "data_parallel_size", "routing_policy", "tensor_parallel_size", "pipeline_parallel_size",
-            "context_parallel_size", "enable_expert_parallel", "nnodes", "node_rank", "master_addr", "master_port",
-            "master_secret", "api_server_count", "tokenizer_workers",
+            "context_parallel_size", "enable_expert_parallel", "all_reduce", "nnodes", "node_rank", "master_addr",
+            "master_port", "master_secret", "api_server_count", "tokenizer_workers",
         ),
     ),
     (

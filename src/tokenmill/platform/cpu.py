@@ -19,6 +19,7 @@ from tokenmill.platform.protocol import Stream, Tensors
 
 if TYPE_CHECKING:
     from tokenmill.platform.communicator import Communicator
+    from tokenmill.platform.peer_memory import PeerMemory
 
 UNLIMITED = 1 << 60
 
@@ -115,6 +116,12 @@ class CpuPlatform:
         from tokenmill.platform.communicator import over_gloo
 
         return over_gloo(meeting, rank, size, seconds)
+
+    def peer_memory(self, meeting: Path, rank: int, size: int, num_bytes: int, seconds: float) -> PeerMemory:
+        """Return memory of a file that all ranks map, for a stand-in for GPUs that map each other's."""
+        from tokenmill.platform.peer_memory import over_file
+
+        return over_file(meeting, size, num_bytes)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return True if an error says that memory is full; torch has no error class of its own for it."""

@@ -13,6 +13,7 @@ from tokenmill.platform.arrays import ArrayLibrary
 from tokenmill.platform.communicator import Communicator, over_nccl
 from tokenmill.platform.cpu import CpuPlatform
 from tokenmill.platform.device_arrays import DeviceArrays
+from tokenmill.platform.peer_memory import PeerMemory, over_gpus
 from tokenmill.platform.protocol import Event, Stream, Tensors
 
 
@@ -169,6 +170,10 @@ class CudaPlatform:
     def communicator(self, meeting: Path, rank: int, size: int, seconds: float) -> Communicator:
         """Return a communicator over NCCL."""
         return over_nccl(meeting, rank, size, seconds)
+
+    def peer_memory(self, meeting: Path, rank: int, size: int, num_bytes: int, seconds: float) -> PeerMemory:
+        """Return memory that the GPUs of all ranks map."""
+        return over_gpus(meeting, rank, size, num_bytes, seconds, self.device)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return True if an error says that the memory of the GPU, or of the host, is full."""

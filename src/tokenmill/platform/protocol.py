@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from tokenmill.platform.arrays import AnyArray
     from tokenmill.platform.communicator import Communicator
+    from tokenmill.platform.peer_memory import PeerMemory
 
 Tensors: TypeAlias = "tuple[torch.Tensor, ...]"
 
@@ -110,6 +111,16 @@ class Platform(Protocol):
         Args:
             meeting: path that all ranks know, of a file that does not exist yet.
             seconds: how long a rank waits for the others.
+        """
+
+    def peer_memory(self, meeting: Path, rank: int, size: int, num_bytes: int, seconds: float) -> PeerMemory:
+        """Return zeroed memory of each rank's device, `num_bytes` of each, that the devices of all can read and write.
+
+        Args:
+            meeting, seconds: as `communicator` has them.
+
+        Raises:
+            RuntimeError: these devices cannot read each other's memory.
         """
 
     def synchronize(self) -> None:

@@ -26,6 +26,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from tokenmill.model.kernels.triton import (
     adapters,
+    all_reduce,
     attention,
     decode_inputs,
     experts,
@@ -54,7 +55,7 @@ POINTERS = {
     **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "items", "counters"), "*i32"),
     **dict.fromkeys(("shared", "part_stops", "part_items", "order", "groups"), "*i32"),
     **dict.fromkeys(("pages", "tokens", "lens", "slot_of_row", "sights"), "*i32"),
-    **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists"), "*i64"),
+    **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists", "turns", "addresses"), "*i64"),
     **dict.fromkeys(("rows", "ends", "places", "experts"), "*i64"),
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
     **dict.fromkeys(("rounded", "exponents"), "*u8"),
@@ -80,6 +81,7 @@ NUMBERS = {
             "num_pairs",
             "num_experts",
             "count",
+            "rank",
             "ranks",
             "second",
             "third",
@@ -159,6 +161,7 @@ NORMS = (
     {"ROUNDS": True, "IS_OFFSET": False},
     {"ROUNDS": False, "IS_OFFSET": True},
 )
+SUMS = {"SIZE": 1 << 20, "BLOCK": all_reduce.BLOCK, "LOOKS": all_reduce.LOOKS}
 JOIN = {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16, "TOKENS": 5}
 LISTS = {"WIDTH": splits.MOST_CAPTURED, "SPLIT": splits.SPLIT_KEYS, "LEVEL": splits.LEVEL_SPLITS}
 LISTS["LEVELS"] = splits.LEVELS
@@ -204,6 +207,8 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (fp8._quantize, {"SIZE": 3000, "WIDTH": 4096}, 8),
     (adapters._shrink, {"RANKS": 16, "WIDTH": 256}, 4),
     (adapters._expand, {"PARTS": 3, "RANK": 16, "OUTPUTS": 64}, 4),
+    (all_reduce._sum_ranks, {**SUMS, "RANKS": 2}, all_reduce.WARPS),
+    (all_reduce._sum_ranks, {**SUMS, "RANKS": 8}, all_reduce.WARPS),
     (decode_inputs._window_inputs, {"PAGE_SIZE": 16, "WIDTH": 1024}, 4),
     (decode_inputs._decode_inputs, {"PAGE_SIZE": 16, "WIDTH": 1024}, 4),
     *((recurrence._short_conv, {**CONV, "TILE": tile, "BLOCK": block}, 4) for tile, block in ((1, 256), (16, 128))),

@@ -57,6 +57,8 @@ def _cpu_obstacles(config: EngineConfig) -> Iterator[str]:
         yield "--batch-invariant is for GPUs; a CPU needs no such mode"
     if config.quantization == "fp8":
         yield "--quantization fp8 needs a GPU; a CPU has int8 and int4"
+    if config.all_reduce == "one-shot":
+        yield "--all-reduce one-shot is for GPUs; ranks on CPUs read each other's memory in any case"
 
 
 def _gpu_obstacles(config: EngineConfig, platform: Platform) -> Iterator[str]:
@@ -70,8 +72,11 @@ def _gpu_obstacles(config: EngineConfig, platform: Platform) -> Iterator[str]:
         yield "--enable-expert-parallel is for CPUs; GPUs have a part of each expert"
     if config.num_ranks > 1 and config.enable_lora:
         yield "--enable-lora needs one GPU, or CPUs: ranks on GPUs have no adapters yet"
-    if config.num_ranks > 1 and config.batch_invariant:
-        yield "--batch-invariant needs one GPU: the order in which several add up depends on the size of a step"
+    if config.tensor_parallel_size > 1 and config.batch_invariant and config.all_reduce == "nccl":
+        yield (
+            "--batch-invariant with --tensor-parallel-size needs --all-reduce one-shot: the order in which NCCL adds "
+            "up depends on the size of a step"
+        )
     if config.kernels == "native":
         yield f"--kernels native does not run on {platform.device}; use auto"
     if config.quantization in ("int8", "int4"):

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from tokenmill.model.models.host_decoder import HostDecoder
     from tokenmill.model.models.native_decoder import NativeDecoder
     from tokenmill.platform.arrays import Array
-    from tokenmill.platform.communicator import Communicator
 
 # How many times the time of a step may pass until all ranks have read their weights: as the other parts of a server.
 START_PATIENCE = 20.0
@@ -151,12 +150,9 @@ class Group:
             self._find_stages(f"{model} {step}")
         self.memory.meet(self._patience)
         if platform.is_accelerator:
-            from tokenmill.engine.parallel.devices.stage_model import connect as connect_devices
+            from tokenmill.startup.ranks.devices import connect_devices
 
-            def meet(name: str, rank: int, size: int) -> Communicator:
-                return platform.communicator(Path(f"{self._rendezvous}.{name}"), rank, size, self._patience)
-
-            self.devices = connect_devices(self.shard, meet, self._config.num_steps_ahead)
+            self.devices = connect_devices(self._config, self.shard, platform, self._rendezvous, self._patience)
         elif shares_context:
             self.context = SharedContext(memory, step.tokens, self._patience)
         return ALONE if shares_context else self.devices or memory

@@ -23,13 +23,14 @@ Meet = Callable[[str, int, int], Communicator]
 """Name of a communicator, number of this rank in it, and how many there are -> the communicator."""
 
 
-def connect(shard: Shard, meet: Meet, most: int) -> DeviceCollective:
+def connect(shard: Shard, meet: Meet, meet_beside: Meet, most: int) -> DeviceCollective:
     """Connect a rank to those beside it and, of several stages, to its peers in the stages before and behind its own.
 
     Args:
+        meet_beside: connects the ranks that share layers, and add up. meet: connects two stages.
         most: steps that are under way at a time.
     """
-    beside = meet(f"devices-{shard.stage}", shard.rank, shard.size) if shard.size > 1 else NoPeers()
+    beside = meet_beside(f"devices-{shard.stage}", shard.rank, shard.size) if shard.size > 1 else NoPeers()
     if shard.num_stages == 1:
         return DeviceCollective(shard, beside)
     # In the order of their numbers on all ranks, so that no two wait for each other.
