@@ -161,7 +161,7 @@ NORMS = (
     {"ROUNDS": True, "IS_OFFSET": False},
     {"ROUNDS": False, "IS_OFFSET": True},
 )
-SUMS = {"SIZE": 1 << 20, "BLOCK": all_reduce.BLOCK, "LOOKS": all_reduce.LOOKS}
+SUMS = {"SIZE": 1 << 20, "BLOCK": all_reduce.BLOCK_BYTES // 2, "LOOKS": all_reduce.LOOKS}
 JOIN = {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16, "TOKENS": 5}
 LISTS = {"WIDTH": splits.MOST_CAPTURED, "SPLIT": splits.SPLIT_KEYS, "LEVEL": splits.LEVEL_SPLITS}
 LISTS["LEVELS"] = splits.LEVELS

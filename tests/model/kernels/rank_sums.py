@@ -21,11 +21,12 @@ import torch
 from tests.model.kernels.gpu import HALF
 from tests.model.kernels.interpreter import replace_language_once
 from tokenmill.engine.parallel.devices import one_shot
-from tokenmill.model.kernels.triton.all_reduce import BLOCK
+from tokenmill.model.kernels.triton.all_reduce import BLOCK_BYTES
 from tokenmill.platform.communicator import NoPeers
 from tokenmill.platform.cpu import CpuPlatform
 
 SUMS = 24
+BLOCK = BLOCK_BYTES // 2
 TYPES = (HALF, torch.float32)
 # As many bytes as one launch has, so that a sum in pieces has several launches.
 MOST_READ = 40_000

@@ -8,7 +8,8 @@ twice; and a program that waits looks at a word of the host's now and then, so t
     program p, its turn t      | numbers to half t % 2 | tell all ranks t | wait for t of all | add up, in place |
 
 Two halves are enough: program p writes to a half again at turn t + 2. Every rank's p has told it t + 1 by then, hence
-has ended turn t, whose numbers lay there. Each program has turns of its own, so sums of any size may follow each other.
+has ended turn t, whose numbers lay there. A program has turns and bytes of its own, the same for numbers of any type, so sums
+of any size and type may follow each other.
 
 Memory of a rank: |half 0|half 1|signals: [programs, ranks] int64|
 
@@ -25,7 +26,8 @@ import triton.language as tl
 
 from tokenmill.model.kernels.triton.launch import dependent, follow
 
-BLOCK = 2048
+# Of a program, in each half.
+BLOCK_BYTES = 4096
 WARPS = 8
 # A look at the host's word takes a trip over PCIe, one at a signal a tenth of it.
 LOOKS = 1024
@@ -118,15 +120,15 @@ class RankSums(msgspec.Struct, frozen=True):
 
     @staticmethod
     def num_programs(most_bytes: int) -> int:
-        """Return how many programs the largest sum has, of numbers of two bytes."""
-        return triton.cdiv(most_bytes // 2, BLOCK)
+        """Return how many programs the largest sum has."""
+        return triton.cdiv(most_bytes, BLOCK_BYTES)
 
     def add_up(self, x: torch.Tensor) -> None:
         """Replace x, contiguous, by the sum over all ranks, added in float32; left as it is if ranks are given up."""
         assert x.nbytes <= self.most_bytes, "larger than the memory of ranks"
-        grid = (triton.cdiv(x.numel(), BLOCK),)
-        num_ranks = len(self.addresses) - 1
+        grid = (triton.cdiv(x.nbytes, BLOCK_BYTES),)
+        num_ranks, block = len(self.addresses) - 1, BLOCK_BYTES // x.element_size()
         _sum_ranks[grid](
-            x, self.turns, self.addresses, x.numel(), self.rank, num_ranks, self.most_bytes, BLOCK, LOOKS,
+            x, self.turns, self.addresses, x.numel(), self.rank, num_ranks, self.most_bytes, block, LOOKS,
             num_warps=WARPS, **dependent(x),
         )  # fmt: skip
