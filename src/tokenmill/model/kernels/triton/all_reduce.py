@@ -8,8 +8,8 @@ twice; and a program that waits looks at a word of the host's now and then, so t
     program p, its turn t      | numbers to half t % 2 | tell all ranks t | wait for t of all | add up, in place |
 
 Two halves are enough: program p writes to a half again at turn t + 2. Every rank's p has told it t + 1 by then, hence
-has ended turn t, whose numbers lay there. A program has turns and bytes of its own, the same for numbers of any type: sums
-of any size and type may follow each other.
+has ended turn t, whose numbers lay there. A program has turns and bytes of its own, whatever the type of its numbers:
+sums of any size and type may follow each other.
 
 Memory of a rank: |half 0|half 1|signals: [programs, ranks] int64|
 
