@@ -352,7 +352,7 @@ def test_an_old_gpu_is_told_what_it_lacks(model: Path) -> None:
 
 
 def test_what_needs_a_gpu_is_refused_on_a_cpu(model: Path) -> None:
-    for options in ({"batch_invariant": True}, {"quantization": "fp8"}):
+    for options in ({"batch_invariant": True}, {"quantization": "fp8"}, {"all_reduce": "one-shot"}):
         with pytest.raises(InvalidConfig, match="GPU"), running(model, None, **options):
             pass
 

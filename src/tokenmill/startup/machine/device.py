@@ -105,6 +105,8 @@ def _context_obstacles(config: EngineConfig) -> Iterator[str]:
             f"--context-parallel-size on GPUs needs --page-size {SPLIT_KEYS}: a page is a split of a decode's context, "
             "and whole on one GPU"
         )
+    if config.batch_invariant:
+        yield "--context-parallel-size splits contexts, which --batch-invariant does not allow: leave one of them out"
     if config.speculative_config is not None:
         yield "--context-parallel-size: GPUs that share a context verify no drafts yet; leave out --speculative-config"
 

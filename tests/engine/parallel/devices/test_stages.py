@@ -44,6 +44,7 @@ FEATURES: dict[str, tuple[str, dict[str, Any], tuple[int, ...], dict[str, Any], 
     "windows": ("gemma3", {}, (0, 3, 9), {}, TWO),
     "experts": ("qwen3_moe", {}, (0, 6), {"enforce_eager": True}, TWO),
     "steps one by one": ("granite", {}, (4, 11), {"async_scheduling": False}, TWO),
+    "invariant": ("qwen3", SMALLEST, (0, 4), {"batch_invariant": True, "kernels": "triton"}, TWO),
     "no prefix cache": ("llama", {}, (2, 7), {"enable_prefix_caching": False}, TWO),
 }
 
