@@ -45,7 +45,8 @@ def test_stages_have_the_numbers_of_one(family: str, size: int, rng: np.random.G
         def meet(name: str, own: int, size: int) -> Communicator:
             return over_gloo(tmp_path / name, own, size, TIMEOUT)
 
-        collective = connect(msgspec.structs.replace(Shard.from_rank(rank, size, num_stages), sums=True), meet, 2)
+        shard = msgspec.structs.replace(Shard.from_rank(rank, size, num_stages), sums=True)
+        collective = connect(shard, meet, meet, 2)
         decoder = plan_model(folder, architecture, TorchKernels("float32", "cpu"), collective=collective).load()
         model = StageModel(decoder, collective, "cpu")
         attention = make_attention("reference", decoder.attention_spec, requests.num_pages, 16, torch.float32)
