@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.model.kernels.triton.all_reduce import RankSums
+from tokenmill.model.kernels.triton.all_reduce import BLOCK_BYTES, RankSums
 from tokenmill.platform.communicator import Communicator
 from tokenmill.platform.protocol import Platform
 
@@ -53,9 +53,10 @@ class OneShotCommunicator:
         # Read by the device while it waits: other than 0 when the ranks are given up.
         self._word = torch.as_tensor(platform.pinned(8)).view(torch.int64)
         self._word.zero_()
-        addresses = torch.tensor([*self._memory.addresses, self._word.data_ptr()], device=platform.device)
+        words = [self._word.data_ptr()] * (1 << size.bit_length())
+        addresses = torch.tensor([*self._memory.addresses, *words][: len(words)], device=platform.device)
         turns = torch.zeros(RankSums.num_programs(self._most_bytes), dtype=torch.int64, device=platform.device)
-        self._sums = RankSums(self._most_bytes, rank, addresses, turns)
+        self._sums = RankSums(self._most_bytes, rank, size, addresses, turns)
 
     def sum(self, own: torch.Tensor) -> torch.Tensor:
         """Return the sum of `own` over all ranks, in its memory."""
@@ -88,5 +89,5 @@ class OneShotCommunicator:
 
 
 def most_bytes(size: int) -> int:
-    """Return the bytes of the largest sum that `size` ranks make in one launch, a multiple of 16."""
-    return MOST_READ // max(1, size - 1) // 16 * 16
+    """Return the bytes of the largest sum that `size` ranks make in one launch: whole programs'."""
+    return MOST_READ // max(1, size - 1) // BLOCK_BYTES * BLOCK_BYTES

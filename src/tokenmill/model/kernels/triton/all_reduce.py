@@ -35,18 +35,6 @@ _SIGNAL_BYTES = 8
 
 
 @triton.jit
-def _numbers(addresses, rank, half, SIZE: tl.constexpr, x):
-    """Return the pointer to a rank's half, of numbers of x's type."""
-    return tl.multiple_of((tl.load(addresses + rank) + half * SIZE).to(x.dtype), 16)
-
-
-@triton.jit
-def _signals(addresses, rank, SIZE: tl.constexpr):
-    """Return the pointer to what a rank has been told, [programs, ranks] int64."""
-    return (tl.load(addresses + rank) + 2 * SIZE).to(tl.pointer_type(tl.int64))
-
-
-@triton.jit
 def _sum_ranks(
     x,
     turns,
@@ -54,6 +42,7 @@ def _sum_ranks(
     count,
     rank,
     RANKS: tl.constexpr,
+    LANES: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     LOOKS: tl.constexpr,
@@ -62,40 +51,62 @@ def _sum_ranks(
     follow(PDL)
     program = tl.program_id(0)
     place = program * BLOCK + tl.arange(0, BLOCK)
-    within = place < count
+    lane = tl.arange(0, LANES)
+    every = tl.load(addresses + lane)  # and behind those of ranks the host's word, many times
     turn = tl.load(turns + program) + 1
-    half = turn % 2
-    tl.store(_numbers(addresses, rank, half, SIZE, x) + place, tl.load(x + place, within), within)
+    half = turn % 2 * SIZE
+    own = tl.load(x + place, place < count, 0.0)
+    tl.store(_numbers(every, rank, half, x, LANES) + place, own)
     tl.debug_barrier()  # one thread tells what all have written
-    for other in tl.static_range(RANKS):
-        signal = _signals(addresses, other, SIZE) + program * RANKS + rank
-        tl.atomic_xchg(signal, turn, sem="release", scope="sys")
-    given_up = _wait(addresses, program, rank, turn, RANKS, SIZE, LOOKS)
+    signals = (every + 2 * SIZE).to(tl.pointer_type(tl.int64)) + program * RANKS + rank
+    tl.atomic_xchg(signals, turn, lane < RANKS, sem="release", scope="sys")
+    given_up = _wait(every, program, rank, turn, RANKS, LANES, SIZE, LOOKS)
     tl.debug_barrier()
     if given_up == 0:
         total = tl.zeros([BLOCK], tl.float32)
         for other in tl.static_range(RANKS):
-            numbers = _numbers(addresses, other, half, SIZE, x) + place
-            total += tl.load(numbers, within, 0.0, cache_modifier=".cg").to(tl.float32)
-        tl.store(x + place, total.to(x.dtype.element_ty), within)
+            numbers = _numbers(every, other, half, x, LANES) + place
+            total += tl.load(numbers, cache_modifier=".cg").to(tl.float32)
+        tl.store(x + place, total.to(x.dtype.element_ty), place < count)
         tl.store(turns + program, turn)
 
 
 @triton.jit
-def _wait(addresses, program, rank, turn, RANKS: tl.constexpr, SIZE: tl.constexpr, LOOKS: tl.constexpr):
+def _numbers(every, rank, half, x, LANES: tl.constexpr):
+    """Return the pointer to numbers of x's type in a rank's half."""
+    return tl.multiple_of((_one_of(every, rank, LANES) + half).to(x.dtype), 16)
+
+
+@triton.jit
+def _one_of(every, number, LANES: tl.constexpr):
+    """Return one of the numbers that the program has in its registers."""
+    return tl.sum(tl.where(tl.arange(0, LANES) == number, every, 0), 0)
+
+
+@triton.jit
+def _wait(
+    every, program, rank, turn, RANKS: tl.constexpr, LANES: tl.constexpr, SIZE: tl.constexpr, LOOKS: tl.constexpr
+):
     """Wait until all ranks have told this program their turn; return other than 0 if the host gave them up."""
-    word = tl.load(addresses + RANKS).to(tl.pointer_type(tl.int64))
+    lane = tl.arange(0, LANES)
+    signals = (_one_of(every, rank, LANES) + 2 * SIZE).to(tl.pointer_type(tl.int64)) + program * RANKS + lane
+    word = _one_of(every, RANKS, LANES).to(tl.pointer_type(tl.int64))
     given_up = tl.full([], 0, tl.int64)
-    for other in tl.static_range(RANKS):
-        signal = _signals(addresses, rank, SIZE) + program * RANKS + other
-        told = tl.atomic_add(signal, 0, sem="acquire", scope="sys")
-        looks = 0
-        while (told < turn) & (given_up == 0):
-            told = tl.atomic_add(signal, 0, sem="acquire", scope="sys")
-            looks += 1
-            if looks % LOOKS == 0:
-                given_up = tl.load(word, volatile=True)
+    told = _told(signals, turn, lane < RANKS)
+    looks = 0
+    while (told < turn) & (given_up == 0):
+        told = _told(signals, turn, lane < RANKS)
+        looks += 1
+        if looks % LOOKS == 0:
+            given_up = tl.load(word, volatile=True)
     return given_up
+
+
+@triton.jit
+def _told(signals, turn, is_rank):
+    """Return the least of the turns that all ranks have told."""
+    told = tl.atomic_add(signals, tl.zeros_like(is_rank).to(tl.int64), is_rank, sem="acquire", scope="sys")
+    return tl.min(tl.where(is_rank, told, turn), 0)
 
 
 class RankSums(msgspec.Struct, frozen=True):
@@ -103,32 +114,34 @@ class RankSums(msgspec.Struct, frozen=True):
 
     Args:
         rank: number of this rank.
-        addresses: [ranks + 1] int64 on the device: where each rank's memory lies, zeroed before the first sum, and
-            where the host's word does.
+        num_ranks: how many there are.
+        addresses: [lanes] int64 on the device, a power of two: where each rank's memory lies, zeroed before the first
+            sum, and behind the last rank where the host's word does.
         turns: [programs] int64 on the device, zeros: turns that each program has ended.
     """
 
     most_bytes: int
     rank: int
+    num_ranks: int
     addresses: torch.Tensor
     turns: torch.Tensor
 
     @staticmethod
     def memory_bytes(most_bytes: int, num_ranks: int) -> int:
-        """Return the bytes of memory that each rank shares; `most_bytes` is a multiple of 16."""
+        """Return the bytes of memory that each rank shares; `most_bytes` is a multiple of `BLOCK_BYTES`."""
         return 2 * most_bytes + RankSums.num_programs(most_bytes) * num_ranks * _SIGNAL_BYTES
 
     @staticmethod
     def num_programs(most_bytes: int) -> int:
         """Return how many programs the largest sum has."""
-        return triton.cdiv(most_bytes, BLOCK_BYTES)
+        return most_bytes // BLOCK_BYTES
 
     def add_up(self, x: torch.Tensor) -> None:
         """Replace x, contiguous, by the sum over all ranks, added in float32; left as it is if ranks are given up."""
         assert x.nbytes <= self.most_bytes, "larger than the memory of ranks"
         grid = (triton.cdiv(x.nbytes, BLOCK_BYTES),)
-        num_ranks, block = len(self.addresses) - 1, BLOCK_BYTES // x.element_size()
+        block = BLOCK_BYTES // x.element_size()
         _sum_ranks[grid](
-            x, self.turns, self.addresses, x.numel(), self.rank, num_ranks, self.most_bytes, block, LOOKS,
-            num_warps=WARPS, **dependent(x),
+            x, self.turns, self.addresses, x.numel(), self.rank, self.num_ranks, len(self.addresses), self.most_bytes,
+            block, LOOKS, num_warps=WARPS, **dependent(x),
         )  # fmt: skip
