@@ -5,18 +5,15 @@
 
 A line each: capability, type, kernel, bytes of code, bytes of shared memory, matrix units, how warps share a tile and
 the shapes of their instructions, most groups of copies left open at a wait, the loads that a program issues before it
-waits for the kernels in front (`-`: it is launched behind their end), registers of a thread, bytes that it spills, and
-the fewest exponentials of a loop between the waits for one product and for the next (`-`: it waits for both at once).
+waits for the kernels in front (`-`: it is launched behind their end), registers of a thread, bytes that it spills, the
+fewest exponentials of a loop between the waits for one product and for the next (`-`: it waits for both at once), and
+the loads that a loop's turn waits for one after the other: before its first copy, and between copies (`-`: no copies).
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-import subprocess
-import tempfile
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import triton
@@ -24,6 +21,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from tests.model.kernels.machine_code import (
+    hidden_exponentials,
+    layout_of,
+    loads_ahead,
+    open_copies,
+    registers_of,
+    units_of,
+    waits_for_loads,
+)
 from tokenmill.model.kernels.triton import (
     adapters,
     all_reduce,
@@ -52,8 +58,8 @@ ACTIVATIONS = (
 )
 POINTERS = {
     **dict.fromkeys(("parts", "scales", "inner", "memory", "weights"), "*fp32"),
-    **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "items", "counters"), "*i32"),
-    **dict.fromkeys(("shared", "part_stops", "part_items", "order", "groups"), "*i32"),
+    **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "records", "counters"), "*i32"),
+    **dict.fromkeys(("shared", "part_stops", "part_records", "members", "order", "groups"), "*i32"),
     **dict.fromkeys(("pages", "tokens", "lens", "slot_of_row", "sights"), "*i32"),
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists", "turns", "addresses"), "*i64"),
     **dict.fromkeys(("rows", "ends", "places", "experts"), "*i64"),
@@ -207,8 +213,8 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (fp8._quantize, {"SIZE": 3000, "WIDTH": 4096}, 8),
     (adapters._shrink, {"RANKS": 16, "WIDTH": 256}, 4),
     (adapters._expand, {"PARTS": 3, "RANK": 16, "OUTPUTS": 64}, 4),
-    (all_reduce._sum_ranks, {**SUMS, "RANKS": 2}, all_reduce.WARPS),
-    (all_reduce._sum_ranks, {**SUMS, "RANKS": 8}, all_reduce.WARPS),
+    (all_reduce._sum_ranks, {**SUMS, "RANKS": 2, "LANES": 4}, all_reduce.WARPS),
+    (all_reduce._sum_ranks, {**SUMS, "RANKS": 8, "LANES": 16}, all_reduce.WARPS),
     (decode_inputs._window_inputs, {"PAGE_SIZE": 16, "WIDTH": 1024}, 4),
     (decode_inputs._decode_inputs, {"PAGE_SIZE": 16, "WIDTH": 1024}, 4),
     *((recurrence._short_conv, {**CONV, "TILE": tile, "BLOCK": block}, 4) for tile, block in ((1, 256), (16, 128))),
@@ -248,55 +254,12 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
     options = {"num_warps": warps}
     if kernel is attention._attend:
         options["num_stages"] = ATTENTION_STAGES[dtype]
+        if constants["IS_SPLIT"] and constants["ROWS"] == attention.DECODE_ROWS and dtype == "bf16":
+            options["maxnreg"] = attention.SPLIT_REGISTERS
     if kernel is few_rows._few_rows:
         kinds = constants["GATE"] >= 0, constants["HAS_SCALES"]
         options["num_stages"] = few_rows.tiling_for(1024, constants["ROWS"], *kinds).stages
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-
-
-def units_of(ptx: str) -> str:
-    """The matrix units that a kernel uses."""
-    return next((name for name in ("tcgen05", "wgmma", "mma.sync") if name in ptx), "-")
-
-
-def layout_of(ttgir: str) -> str:
-    """Return the use of matrix units: warps along rows x columns of a tile, and the shapes of the instructions."""
-    found = re.findall(r"nvidia_mma<{.*?warpsPerCTA = \[(.*?)\], instrShape = \[(.*?)\]", ttgir)
-    warps, shapes = (sorted({match[part].replace(", ", "x") for match in found}) for part in (0, 1))
-    return "+".join(warps) + ":" + "+".join(shapes)
-
-
-def open_copies(ptx: str) -> int:
-    """Count the groups of copies to shared memory still on their way when a loop goes on."""
-    return max((int(count) for count in re.findall(r"cp\.async\.wait_group\s+(\d+)", ptx)), default=0)
-
-
-def loads_ahead(ptx: str) -> str:
-    """Count the loads before a kernel's wait for those in front of it; `-` if it does not wait."""
-    before, wait, _ = ptx.partition("griddepcontrol.wait")
-    assert not wait or "st.global" not in before, "what others may still read is not written"
-    return str(before.count("ld.global")) if wait else "-"
-
-
-def hidden_exponentials(compiled: Any) -> str:
-    """Count what is weighed while a product goes on: ptxas may put its wait in front of the weights."""
-    if "wgmma.wait_group.sync.aligned 1" not in compiled.asm["ptx"] or "ex2" not in compiled.asm["ptx"]:
-        return "-"
-    between = re.findall(r"DEPBAR\.LE gsb0, 0x1\b(.*?)DEPBAR\.LE gsb0, 0x0\b", compiled.asm["sass"], re.DOTALL)
-    return str(min(part.count("MUFU.EX2") for part in between))
-
-
-def registers_of(compiled: Any) -> tuple[int, int]:
-    """Return the registers of a thread, and the bytes of its stack and local memory, as the machine code needs them."""
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        command = [str(tools / "cuobjdump"), "-res-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
-    assert found is not None, text
-    return int(found[1]), int(found[2]) + int(found[3])
 
 
 def main() -> None:
@@ -319,7 +282,8 @@ def main() -> None:
             code, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
             ptx, layout = compiled.asm["ptx"], layout_of(compiled.asm["ttgir"])
             found = units_of(ptx), layout, open_copies(ptx), loads_ahead(ptx), *registers_of(compiled)
-            print(capability, dtype, kernel.__name__, code, shared, *found, hidden_exponentials(compiled), flush=True)
+            hidden, waits = hidden_exponentials(compiled), waits_for_loads(compiled)
+            print(capability, dtype, kernel.__name__, code, shared, *found, hidden, *waits, flush=True)
 
 
 if __name__ == "__main__":

@@ -132,9 +132,17 @@ def test_tokens_of_one_image_see_each_other(page_size: int, rng: np.random.Gener
 
 
 def splits_of(
-    lens: torch.Tensor, longest: np.ndarray, heads: tuple[int, int, int], units: int, *wanted: Any
+    lens: torch.Tensor,
+    longest: np.ndarray,
+    heads: tuple[int, int, int],
+    units: int,
+    *wanted: Any,
+    starts: torch.Tensor | None = None,
 ) -> Splits | None:
-    splits = list_splits(lens, longest, heads, units, *wanted)
+    """The splits of requests with a token each, or with those that begin at `starts`."""
+    if starts is None:
+        starts = torch.arange(len(lens) + 1, dtype=torch.int32, device=lens.device)
+    splits = list_splits(lens, starts, longest, heads, units, *wanted)
     if splits is not None:
         # What no split has written must not be read.
         splits.parts.fill_(torch.nan)
@@ -241,9 +249,9 @@ def test_requests_with_a_prefix_in_common_read_it_once_a_tile(rng: np.random.Gen
     order = [*torch.nonzero(kinds == 0).flatten().tolist(), *torch.nonzero(kinds == 1).flatten().tolist()]
     ordered = kinds[torch.tensor(order)].tolist()
     wanted = [4 - 3 * (place % 8 > 0 and ordered[place] == ordered[place - 1]) for place in range(count)]
-    assert splits.shares.order.tolist() == order
+    assert splits.shares.members[:, 0].tolist() == order
     assert splits.shares.stops.tolist() == np.cumsum(wanted).tolist()
-    assert splits.shares.items[: sum(wanted)].tolist() == np.repeat(np.arange(count), wanted).tolist()
+    assert splits.shares.records[: sum(wanted), 0].tolist() == np.repeat(order, wanted).tolist()
 
 
 def test_the_lists_are_those_of_a_slow_search(rng: np.random.Generator) -> None:
@@ -267,10 +275,16 @@ def test_the_lists_are_those_of_a_slow_search(rng: np.random.Generator) -> None:
         differ = np.flatnonzero(table[own] != table[other])
         keys = min((differ[0] if len(differ) else table.shape[1]) * page_size, min(lens[own], lens[other]) - 1)
         shared[place] = np.searchsorted(stops, keys, side="right") if place % (16 // group) else 0
-    assert (splits.shares.order.tolist(), splits.shares.shared.tolist()) == (order, shared.tolist())
-    for lists, wanted in ((splits, counts), (splits.shares, counts[order] - shared)):
+    first_parts = (counts.cumsum() - counts)[order]
+    assert splits.shares.members[:, :3].tolist() == np.stack((order, first_parts, shared), 1).tolist()
+    own = (splits, np.arange(count), counts, 0 * shared)
+    for lists, requests, wanted, begins in (own, (splits.shares, np.array(order), counts[order] - shared, shared)):
         assert lists.stops.tolist() == np.cumsum(wanted).tolist()
-        assert lists.items[: wanted.sum()].tolist() == np.repeat(np.arange(count), wanted).tolist()
+        places = np.repeat(np.arange(count), wanted)
+        numbers = begins[places] + np.arange(wanted.sum()) - np.repeat(wanted.cumsum() - wanted, wanted)
+        # Requests have a token each: the token of a place in their own order is that place.
+        listed = np.stack((requests[places], numbers, places, lens[requests[places]]), 1)
+        assert lists.records[: wanted.sum()].tolist() == listed.tolist()
 
 
 @pytest.mark.parametrize(("most", "group"), [(3, 1), (3, 5), (9, 2), (9, 20)])
@@ -288,7 +302,8 @@ def test_decodes_with_drafts_equal_attention_written_out_and_each_token_by_itsel
     # Behind the last request are tokens of nobody.
     q = torch.full((len(lens) * most, *case.q.shape[1:]), torch.nan, device=DEVICE)
     q[:total] = case.q
-    splits = splits_of(kv.context_lens, np.array(contexts), heads, int(rng.choice([1, 3, 100])), most)
+    units, starts = int(rng.choice([1, 3, 100])), kv.query_starts
+    splits = splits_of(kv.context_lens, np.array(contexts), heads, units, most, starts=starts)
     assert (splits is None) == (max(contexts) <= 256 or most * group > 128), "what no tile holds is not split"
     got = torch.full(q.shape, torch.nan, device=DEVICE)
     attend_decodes(q, kv, got, case.scores, splits)
@@ -321,8 +336,8 @@ def test_splits_follow_each_other_and_cover_every_context(rng: np.random.Generat
             count += 1
         wanted += [request] * count
         assert splits.stops[request] == len(wanted)
-    assert splits.items[: len(wanted)].tolist() == wanted
-    assert len(splits.items) == len(splits.parts) >= len(wanted)
+    assert splits.records[: len(wanted), 0].tolist() == wanted
+    assert len(splits.records) == len(splits.parts) >= len(wanted)
     assert splits.num_programs == 3 * 132
 
 

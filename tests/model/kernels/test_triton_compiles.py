@@ -23,7 +23,7 @@ REGISTERS = {
     "_attend_prompts": 168,
     "join_splits": 104,
     "find_neighbours": 48,
-    "list_items": 56,
+    "list_items": 72,
     "_rms_norm": 56,
     "_layer_norm": 48,
     "_few_rows": 136,
@@ -83,13 +83,18 @@ def test_every_kernel_compiles_for_a_gpu_that_need_not_be_there() -> None:
     for row in rows:
         assert int(row[9]) <= REGISTERS[row[2]], f"{row[2]} takes {row[9]} registers"
         assert int(row[10]) <= SPILLS.get(row[2], 0), f"{row[2]} spills {row[10]} bytes"
+    # Decodes ask for their first keys when page ids and queries have come, in their loop when page ids have.
+    most = {"unsplit": 4, "windows": 3, "drafts": 2, "many drafts": 2, "shared": 1, "pages": 4}
+    for row, (name, count) in zip(decodes, most.items(), strict=True):
+        assert int(row[12]) <= count, f"{name}: waits for {row[12]} loads before its first keys"
+        assert int(row[13]) <= 2, f"{name}: waits for {row[13]} loads in a tile"
     # 64 scores of a thread, and the two factors of its rows: both products go on while they are weighed.
     assert [(*row[5:7], row[11]) for row in rows if row[2] == "_attend_prompts"] == [
         ("wgmma", "4x1:16x128x16", "66"),
     ]
     # These begin while the kernel in front ends; only weights, which no kernel writes, are read before it has.
     ahead = {row[2] for row in rows if row[8] not in ("-", "0")}
-    assert ahead == {"_rms_norm"}
+    assert ahead == {"_rms_norm", "_place_heads"}
     behind = {row[2] for row in rows if row[8] == "-"}
     of_experts = {"_place_pairs", "_sum_experts"}
     inputs = {"_decode_inputs", "_window_inputs"}

@@ -83,6 +83,7 @@ def test_decodes_of_long_and_short_contexts(group: int, window: int | None, rng:
     kv, sequences = paged(rng, lens, kv_heads=1 if IS_INTERPRETED else 8)
     q = torch.randn(len(lens), group * sequences[0].shape[2], HEAD_DIM).to(HALF).to(DEVICE)
     got = torch.full_like(q, torch.nan)
-    splits = list_splits(kv.context_lens, np.array(DECODES), (q.shape[1], kv.keys.shape[2], HEAD_DIM), 132)
+    heads = q.shape[1], kv.keys.shape[2], HEAD_DIM
+    splits = list_splits(kv.context_lens, kv.query_starts, np.array(DECODES), heads, 132)
     attend_decodes(q, kv, got, Scores(SCALE, window), splits)
     compare(got, q, lens, sequences, window)

@@ -88,12 +88,15 @@ class ContextRows(RowExtension):
         ends = of_rank.cumsum(0)
         begins = ends - of_rank
         where = owners * room + np.take_along_axis(begins, np.maximum(owners, 0), 1) + places
-        items = np.zeros(room, dtype=np.int32)
-        items[: own_counts.sum()] = np.repeat(np.arange(len(ids)), own_counts)
+        own_lens = own_counts * page - is_last_own * (counts * page - lens)
+        records = np.zeros((room, 4), dtype=np.int32)
+        of_split = np.repeat(np.arange(len(ids)), own_counts)
+        in_request = np.arange(len(of_split)) - np.repeat(begins[:, self._rank], own_counts)
+        records[: len(of_split)] = np.stack((of_split, in_request, of_split, own_lens[of_split]), 1)
         return {
             f"{_DECODES}page_table": table,
-            f"{_DECODES}lens": (own_counts * page - is_last_own * (counts * page - lens)).astype(np.int32),
-            f"{_DECODES}items": items,
+            f"{_DECODES}lens": own_lens.astype(np.int32),
+            f"{_DECODES}records": records,
             f"{_DECODES}stops": ends[:, self._rank].astype(np.int32),
             f"{_DECODES}order": where[is_page],
             f"{_DECODES}all_stops": counts.cumsum().astype(np.int32),

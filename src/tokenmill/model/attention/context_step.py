@@ -16,15 +16,15 @@ class OwnDecodes(msgspec.Struct, frozen=True):
 
     Attributes:
         page_table: [D, P] int32, of this rank's pages alone. lens: [D] int32, the keys in them.
-        items: [N] int32, the request of each split of this rank; zeros behind the last. stops: [D] int32, where those
-            of each request end. Both are as in `Splits`.
+        records: [N, 4] int32, the splits of this rank; zeros behind the last. stops: [D] int32, where those of each
+            request end. Both are as in `Splits`.
         order: [S] int64, the places of all splits, request by request, among the N of rank 0, the N of rank 1, ...
         all_stops: [D] int32, where those of each request end.
     """
 
     page_table: AnyArray
     lens: AnyArray
-    items: AnyArray
+    records: AnyArray
     stops: AnyArray
     order: AnyArray
     all_stops: AnyArray

@@ -44,10 +44,10 @@ class SharedDecodes(PagedImplementation):
         """Take this rank's splits, with memory for their parts that all layers share."""
         assert requests.context is not None and requests.context.decodes is not None, "listed on the host"
         own, (heads, _, head_dim) = requests.context.decodes, self._heads
-        room = len(own.items)
-        parts = torch.empty(room, 1, heads, head_dim + PART_EXTRA, dtype=torch.float32, device=own.items.device)
+        room = len(own.records)
+        parts = torch.empty(room, 1, heads, head_dim + PART_EXTRA, dtype=torch.float32, device=own.records.device)
         count = num_programs(room, self._heads, 1, self._num_units)
-        splits = Splits(count, own.items, own.stops, parts, level=ALL_ALIKE)
+        splits = Splits(count, own.records, own.stops, parts, level=ALL_ALIKE)
         return own, splits, requests.lens.query_starts
 
     def attend(

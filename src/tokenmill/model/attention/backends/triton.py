@@ -85,10 +85,10 @@ class TritonDecodes(PagedImplementation):
 
     def plan(self, requests: Requests) -> tuple[Requests, Splits | None]:
         """List the splits, with memory for their parts that all layers share."""
-        lens, longest = requests.lens.context_lens, requests.context_lens
-        most = int(requests.query_lens.max())
+        lens, starts, most = requests.lens.context_lens, requests.lens.query_starts, int(requests.query_lens.max())
         pages = None if self._page_size is None else (requests.page_table, self._page_size)
-        return requests, list_splits(lens, longest, self._heads, self._num_units, most, pages, self._level)
+        room = requests.context_lens, self._heads, self._num_units, most
+        return requests, list_splits(lens, starts, *room, pages, self._level)
 
     def attend(
         self,

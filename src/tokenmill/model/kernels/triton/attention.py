@@ -21,8 +21,25 @@ import triton.language as tl
 
 from tokenmill.model.kernels.triton.join import JOIN_WARPS, join_splits
 from tokenmill.model.kernels.triton.launch import dependent, follow
-from tokenmill.model.kernels.triton.search import find_group, first_row
-from tokenmill.model.kernels.triton.splits import DECODE_ROWS, LEVEL_SPLITS, PART_EXTRA, PROMPT_ROWS, SPLIT_KEYS, Splits
+from tokenmill.model.kernels.triton.pieces import (
+    bounds_of,
+    do_share,
+    find_tile,
+    item_of,
+    page_ids,
+    query_len_of,
+    read_record,
+    read_sharers,
+)
+from tokenmill.model.kernels.triton.splits import (
+    DECODE_ROWS,
+    LEVEL_SPLITS,
+    PART_EXTRA,
+    PROGRAMS_PER_UNIT,
+    PROMPT_ROWS,
+    SPLIT_KEYS,
+    Splits,
+)
 
 LOG2_E = 1.4426950408889634
 TILE_KEYS = 64
@@ -33,6 +50,8 @@ SINGLE_ROWS = 64
 # 8 and 64 requests of Qwen3-0.6B at 1,024 tokens takes 1.19, 1.54 and 4.18 ms instead of 1.22, 1.70 and 4.34; of 256 it
 # takes 12.8 instead of 12.5.
 MOST_EARLY = 64
+# Of a thread: what leaves room for the programs of a multiprocessor, which has 64 Ki registers.
+SPLIT_REGISTERS = (64 << 10) // (PROGRAMS_PER_UNIT * 128) // 8 * 8
 # A third stage of keys and values fits beside a tile of queries up to this many bytes of a head.
 THREE_STAGES_BYTES = 256
 
@@ -82,12 +101,10 @@ def _attend(
     keys,
     values,
     output,
-    items,
+    records,
     stops,
     parts,
-    order,
-    shared,
-    part_stops,
+    members,
     page_table,
     query_starts,
     context_lens,
@@ -124,12 +141,13 @@ def _attend(
     Estimated for an H200 at 4.3 TB/s and 790 TFLOP/s, not measured; half precision, 16 query and 8 key heads of 128.
 
     Decodes read 4 * context * head_dim bytes a key head, once. 256 requests at 1,024 tokens: 1.07 GB a layer, 0.25 ms
-    at full rate, 80 to 90% of it expected; 8,192 pieces of 128 KiB for 396 programs. A piece begins with three loads
-    after each other (item, page id, keys), some 2 us of its 12, while the other two programs of the multiprocessor have
-    one to two tiles of 32 KiB each on their way (compiled for 9.0: copies of 16 bytes, two groups left open at a wait);
-    33 KiB for each multiprocessor at all times would be the whole rate. Parts: 8 * GROUP * head_dim bytes written and
-    read per piece, 2% more. As many programs as run at once, not one for each split that a graph must allow for: at 256
-    rows and 40,960 tokens those would be 110,000 a layer, and starting them for nothing takes 0.1 to 0.3 ms.
+    at full rate, 80 to 90% of it expected; 8,192 pieces of 128 KiB for 396 programs. A piece waits for its queries and
+    page ids, then for its first keys (`pieces.py`), some 1 us of its 12, while the other two programs of the
+    multiprocessor have one to two tiles of 32 KiB each on their way (compiled for 9.0: copies of 16 bytes, two groups
+    left open at a wait); 33 KiB for each multiprocessor at all times would be the whole rate. Parts: 8 * GROUP *
+    head_dim bytes written and read per piece, 2% more. As many programs as run at once, not one for each split that a
+    graph must allow for: at 256 rows and 40,960 tokens those would be 110,000 a layer, and starting them for nothing
+    takes 0.1 to 0.3 ms.
 
     Of splits that requests share a tile holds the rows of ROWS / GROUP requests, which cost no more than those of one:
     N requests with L of their C keys in common read N (C - L) + L N GROUP / ROWS instead of N C. 256 requests of 2,560
@@ -143,22 +161,35 @@ def _attend(
     """
     follow(PDL)
     num_work = tl.load(stops + num_requests - 1) * NUM_KV_HEADS if IS_SPLIT else tl.num_programs(0)
+    if IS_SPLIT:
+        record = read_record(records, item_of(tl.program_id(0), num_work, NUM_KV_HEADS, HEADS_FIRST), True)
+        later = tl.program_id(0) + tl.num_programs(0)
+        next_record = read_record(records, item_of(later, num_work, NUM_KV_HEADS, HEADS_FIRST), later < num_work)
+        sharers = read_sharers(members, record[2], num_requests, GROUP, ROWS, SHARES)
     for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
         # The heads of a token lie side by side: with these first they are read at about the same time.
         kv_head = work % NUM_KV_HEADS if HEADS_FIRST else work // (num_work // NUM_KV_HEADS)
-        item = work // NUM_KV_HEADS if HEADS_FIRST else work % (num_work // NUM_KV_HEADS)
-        first = 0
-        request = tl.load(items + item) if IS_SPLIT else num_work // NUM_KV_HEADS - 1 - item
-        rank = request
-        request = tl.load(order + rank) if SHARES else rank
-        if TILE_TOKENS > 1 and not IS_SPLIT:
-            tile = request
-            request = find_group(query_starts, tile, num_requests, TILE_TOKENS)
-            first = first_row(query_starts, tile, request, TILE_TOKENS)
-        start = tl.load(query_starts + request)
-        query_len = tl.load(query_starts + request + 1) - start
-        if first < query_len:
-            computed = tl.load(context_lens + request) - query_len
+        item = item_of(work, num_work, NUM_KV_HEADS, HEADS_FIRST)
+        first, split = 0, 0
+        if IS_SPLIT:
+            request, split, start, length = record
+            in_common, sharer, sharer_part = sharers
+            # What the next pieces begin with comes while this one streams: they ask for queries and pages at once.
+            record = next_record
+            later = work + 2 * tl.num_programs(0)
+            next_record = read_record(records, item_of(later, num_work, NUM_KV_HEADS, HEADS_FIRST), later < num_work)
+            sharers = read_sharers(members, record[2], num_requests, GROUP, ROWS, SHARES)
+            query_len = query_len_of(query_starts, request, TILE_TOKENS)
+        else:
+            tile = num_work // NUM_KV_HEADS - 1 - item
+            request, first = find_tile(query_starts, tile, num_requests, TILE_TOKENS)
+            start = tl.load(query_starts + request)
+            query_len = tl.load(query_starts + request + 1) - start
+            length = tl.load(context_lens + request)
+        # A split does not wait to know whether its request has tokens: it writes none, then.
+        has_rows = True if IS_SPLIT else first < query_len
+        if has_rows:
+            computed = length - query_len
             row = tl.arange(0, ROWS)
             index = first + row // GROUP
             is_row = (row < TILE_TOKENS * GROUP) & (index < query_len)
@@ -167,31 +198,23 @@ def _attend(
             position = computed + index
             token = (start + index).to(tl.int64)
             head = kv_head * GROUP + row % GROUP
-            split = item - tl.load(stops + rank - 1, rank > 0, 0) if IS_SPLIT else 0
             part = item
             slot = index
             if SHARES:
-                split += tl.load(shared + rank)
-                is_row, sharer = _sharers(order, shared, rank, split, num_requests, GROUP, ROWS)
-                token = tl.load(query_starts + sharer, is_row, 0).to(tl.int64)
-                part = tl.load(part_stops + sharer - 1, is_row & (sharer > 0), 0) + split
+                is_row = do_share(in_common, split, GROUP, ROWS)
+                token = sharer.to(tl.int64)
+                part = sharer_part + split
                 slot = 0
                 position = computed + tl.zeros([ROWS], tl.int32)
             loaded = is_row[:, None] & is_column[None, :]
             query = tl.load(q + token[:, None] * q_stride + head[:, None] * HEAD_DIM + column[None, :], loaded, 0.0)
 
             # |begin|<- keys that all rows see ->|clear|<- keys that some see ->|stop|
-            begin, lowest = 0, 0
+            lowest = tl.maximum(computed + first - window + 1, 0) if HAS_WINDOW else 0
             last_seen = tl.load(sights + token, is_row, 0) if HAS_SIGHTS else position + after
-            end = computed + tl.minimum(first + TILE_TOKENS + after, query_len)
+            end = length if IS_SPLIT else computed + tl.minimum(first + TILE_TOKENS + after, query_len)
             stop = tl.max(last_seen, 0) + 1 if HAS_SIGHTS else end
-            if IS_SPLIT:
-                length = SPLIT * (1 << split // LEVEL)
-                begin = LEVEL * (length - SPLIT) + split % LEVEL * length
-                stop = tl.minimum(begin + length, stop)
-            if HAS_WINDOW:
-                lowest = tl.maximum(computed + first - window + 1, 0)
-                begin = tl.maximum(begin, lowest // TILE * TILE)
+            begin, stop = bounds_of(split, lowest // TILE * TILE, stop, SPLIT, LEVEL, IS_SPLIT)
             clear = begin if ALL_MASKED else (computed + first + 1) // TILE * TILE
 
             highest = tl.full([ROWS], float("-inf"), tl.float32)
@@ -199,12 +222,12 @@ def _attend(
             attended = tl.zeros([ROWS, WIDTH], tl.float32)
             pages = page_table + request.to(tl.int64) * table_stride
             place = begin + tl.arange(0, TILE)
-            page = tl.load(pages + place // PAGE_SIZE, place < stop, 0)
+            page = page_ids(pages, place, stop, PAGE_SIZE, IS_SPLIT)
             for phase in tl.static_range(ALL_MASKED, 2):
                 for key in range(begin, clear if phase == 0 else stop, TILE):
                     place = key + tl.arange(0, TILE)
                     # Keys wait for their page's id, so it is asked for a turn ahead.
-                    ahead = tl.load(pages + (place + TILE) // PAGE_SIZE, place + TILE < stop, 0)
+                    ahead = page_ids(pages, place + TILE, stop, PAGE_SIZE, IS_SPLIT)
                     source = ((page.to(tl.int64) * PAGE_SIZE + place % PAGE_SIZE) * NUM_KV_HEADS + kv_head) * HEAD_DIM
                     # Slots outside of the request are loaded as zeros: a weight of 0 does not hide a NaN.
                     # So are keys behind all rows' windows, whose pages may be gone.
@@ -248,19 +271,6 @@ def _sink_weights(sinks, heads, highest, HAS_SINKS: tl.constexpr):
     if HAS_SINKS:
         weights = tl.exp2(tl.load(sinks + heads).to(tl.float32) * 1.4426950408889634 - highest)
     return weights
-
-
-@triton.jit
-def _sharers(order, shared, rank, split, num_requests, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """Return which rows of a tile are used, and their requests, for a split of the request at `rank` in the order.
-
-    The request shares this split with the requests after it, up to the first that does not share it.
-    """
-    member = tl.arange(0, ROWS) // GROUP
-    is_behind = (member > 0) & (rank + member < num_requests)
-    in_common = tl.load(shared + rank + member, is_behind, 0)
-    is_row = member < tl.min(tl.where((member > 0) & (in_common <= split), member, ROWS), 0)
-    return is_row, tl.load(order + rank + member, is_row, 0)
 
 
 def attend_prompts(
@@ -353,11 +363,17 @@ def _launch(
     page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
     group = q.shape[1] // num_kv_heads
     tile_rows = max(rows, triton.next_power_of_2(tokens * group))
+    is_small = tile_rows == DECODE_ROWS and q.element_size() < 4  # exact products take more
     _attend[(tiles * num_kv_heads if splits is None else splits.num_programs,)](
         *(q, kv.keys, kv.values, out),
-        *((out,) * 3 if splits is None or listed is None else (listed.items, listed.stops, splits.parts)),
-        *((out,) * 3 if splits is None or shares is None else (shares.order, shares.shared, splits.stops)),
-        *(kv.page_table, kv.query_starts, kv.context_lens, out if sinks is None else sinks),
+        *((out,) * 3 if splits is None or listed is None else (listed.records, listed.stops, splits.parts)),
+        *(
+            out if shares is None else shares.members,
+            kv.page_table,
+            kv.query_starts,
+            kv.context_lens,
+            out if sinks is None else sinks,
+        ),
         *(out if sights is None else sights, len(kv.context_lens)),
         *(scores.scale * LOG2_E, q.stride(0), kv.page_table.stride(0), window or 0, after),
         PAGE_SIZE=page_size,
@@ -380,5 +396,6 @@ def _launch(
         HEADS_FIRST=True,
         num_warps=8 if tile_rows > 64 else 4,
         num_stages=3 if head_dim * q.element_size() <= THREE_STAGES_BYTES else 2,
+        **({"maxnreg": SPLIT_REGISTERS} if splits is not None and is_small else {}),
         **(dependent(q) if splits is not None and len(q) <= MOST_EARLY else {"PDL": False}),
     )

@@ -49,7 +49,6 @@ def _place_heads(
     programs, 32 us a layer; 2 KiB from each of the 32 warps that a multiprocessor holds are twice what keeps its
     memory busy, where a program for each head had 256 bytes.
     """
-    follow(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TILE + tl.arange(0, TILE)
     column = tl.arange(0, WIDTH)
@@ -57,6 +56,14 @@ def _place_heads(
     is_query = (head < NUM_HEADS)[:, None]
     is_value = (head >= NUM_HEADS + NUM_KV_HEADS)[:, None]
     inside = (head < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & is_column[None, :]
+    if HAS_NORMS:  # no kernel writes weights
+        weight = tl.where(is_query, q_norm + column[None, :], k_norm + column[None, :])
+        low_scale = tl.load(weight, inside, 0.0).to(tl.float32)
+        high_scale = tl.load(weight + HALF, inside, 0.0).to(tl.float32)
+    follow(PDL)
+    # What other loads and stores wait for comes first.
+    slot = tl.load(slots + token) if NUM_KV_HEADS > 0 else 0
+    angle = tl.load(positions + token) * HALF + column if ROTATES else column
     source = qkv + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head)[:, None] * (2 * HALF) + column[None, :]
     first = tl.load(source, inside, 0.0)
     second = tl.load(source + HALF, inside, 0.0)
@@ -64,10 +71,7 @@ def _place_heads(
     low = first.to(tl.float32)
     high = second.to(tl.float32)
     if HAS_NORMS:
-        weight = tl.where(is_query, q_norm + column[None, :], k_norm + column[None, :])
         factor = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
-        low_scale = tl.load(weight, inside, 0.0).to(tl.float32)
-        high_scale = tl.load(weight + HALF, inside, 0.0).to(tl.float32)
         # Rounded where the reference rounds: after the norm, unless weights are offsets, and after its weight.
         if ARE_OFFSETS:
             low = (low * factor * (1.0 + low_scale)).to(dtype).to(tl.float32)
@@ -76,7 +80,6 @@ def _place_heads(
             low = ((low * factor).to(dtype).to(tl.float32) * low_scale).to(dtype).to(tl.float32)
             high = ((high * factor).to(dtype).to(tl.float32) * high_scale).to(dtype).to(tl.float32)
     if ROTATES:
-        angle = tl.load(positions + token) * HALF + column
         cos = tl.load(cos_table + angle, is_column, 0.0).to(tl.float32)[None, :]
         sin = tl.load(sin_table + angle, is_column, 0.0).to(tl.float32)[None, :]
         turned = low * cos - high * sin
@@ -93,7 +96,7 @@ def _place_heads(
     tl.store(source + HALF, second, inside & is_query)
     if NUM_KV_HEADS > 0:
         kv_head = (head + NUM_KV_HEADS - NUM_HEADS % NUM_KV_HEADS) % NUM_KV_HEADS
-        place = (tl.load(slots + token) * NUM_KV_HEADS + kv_head)[:, None] * (2 * HALF) + column[None, :]
+        place = (slot * NUM_KV_HEADS + kv_head)[:, None] * (2 * HALF) + column[None, :]
         target = tl.where(is_value, values + place, keys + place)
         tl.store(target, first, inside & ~is_query)
         tl.store(target + HALF, second, inside & ~is_query)

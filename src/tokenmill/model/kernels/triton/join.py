@@ -64,16 +64,16 @@ def _join_parts(
     joined = tl.zeros([WIDTH], tl.float32)
     for block in range(first, stop, BLOCK):
         item = block + tl.arange(0, BLOCK)
-        part = parts + item.to(tl.int64) * STRIDE
-        high = tl.load(part + HEAD_DIM, item < stop, float("-inf"))
-        weight = tl.load(part + HEAD_DIM + 1, item < stop, 0.0)
+        # The last part again, which counts nothing: a mask would put each load next to its use, one behind the other.
+        part = parts + tl.minimum(item, stop - 1).to(tl.int64) * STRIDE
+        attended = tl.load(part[:, None] + (column if WIDTH == HEAD_DIM else column % HEAD_DIM)[None, :])
+        high = tl.where(item < stop, tl.load(part + HEAD_DIM), float("-inf"))
+        weight = tl.where(item < stop, tl.load(part + HEAD_DIM + 1), 0.0)
         higher = tl.maximum(highest, tl.max(high, 0))
         # Splits before a window have seen nothing.
         base = tl.where(higher == float("-inf"), 0.0, higher)
         factor = tl.exp2(high - base)
         kept = tl.exp2(highest - base)
-        wanted = (weight > 0)[:, None] & (column < HEAD_DIM)[None, :]
-        attended = tl.load(part[:, None] + column[None, :], wanted, 0.0)
         joined = joined * kept + tl.sum(attended * factor[:, None], 0)
         total = total * kept + tl.sum(weight * factor, 0)
         highest = higher

@@ -40,12 +40,17 @@ def _same_pages(first, second, num_pages):
 
 
 @triton.jit
-def _list(stops, items, counts, request, is_request):
-    """Write where the items of each request end, and whose each item is."""
+def _list(stops, records, counts, request, first, third, lens, place, is_place):
+    """Write where the items of the request at each place end, and for each item its record."""
     ends = tl.cumsum(counts, 0)
-    tl.store(stops + request, ends, is_request)
+    tl.store(stops + place, ends, is_place)
     for number in range(tl.max(counts, 0)):
-        tl.store(items + ends - counts + number, request, number < counts)
+        record = records + (ends - counts + number) * 4
+        is_item = number < counts
+        tl.store(record, request, is_item)
+        tl.store(record + 1, first + number, is_item)
+        tl.store(record + 2, third, is_item)
+        tl.store(record + 3, lens, is_item)
 
 
 @triton.jit(
@@ -89,13 +94,15 @@ def find_neighbours(
     tl.store(shared + rank, in_common)
 
 
-@triton.jit(do_not_specialize=["num_requests"], do_not_specialize_on_alignment=["context_lens"])
+@triton.jit(do_not_specialize=["num_requests"], do_not_specialize_on_alignment=["context_lens", "query_starts"])
 def list_items(
     context_lens,
+    query_starts,
     stops,
-    items,
+    records,
+    members,
     part_stops,
-    part_items,
+    part_records,
     order,
     shared,
     num_requests,
@@ -108,12 +115,20 @@ def list_items(
 ):
     """List the splits of all requests, and those of what they share, in one program."""
     follow(PDL)
-    request = tl.arange(0, WIDTH)
-    is_request = request < num_requests
-    lens = tl.load(context_lens + request, is_request, 1)
-    counts = tl.where(is_request, _whole_splits(lens - 1, SPLIT, LEVEL, LEVELS) + 1, 0)
-    _list(part_stops, part_items, counts, request, is_request)
+    place = tl.arange(0, WIDTH)
+    is_place = place < num_requests
+    lens = tl.load(context_lens + place, is_place, 1)
+    counts = tl.where(is_place, _whole_splits(lens - 1, SPLIT, LEVEL, LEVELS) + 1, 0)
+    token = tl.load(query_starts + place, is_place, 0)
+    _list(part_stops, part_records, counts, place, place * 0, token, lens, place, is_place)
     if SHARES:
-        lens = tl.load(context_lens + tl.load(order + request, is_request, 0), is_request, 1)
-        counts = _whole_splits(lens - 1, SPLIT, LEVEL, LEVELS) + 1 - tl.load(shared + request, is_request, 0)
-        _list(stops, items, tl.where(is_request, counts, 0), request, is_request)
+        tl.debug_barrier()  # other threads have written where parts end
+        request = tl.load(order + place, is_place, 0)
+        in_common = tl.load(shared + place, is_place, 0)
+        lens = tl.load(context_lens + request, is_place, 1)
+        counts = _whole_splits(lens - 1, SPLIT, LEVEL, LEVELS) + 1 - in_common
+        _list(stops, records, tl.where(is_place, counts, 0), request, in_common, place, lens, place, is_place)
+        member = members + place * 4
+        tl.store(member, tl.load(query_starts + request, is_place, 0), is_place)
+        tl.store(member + 1, tl.load(part_stops + request - 1, is_place & (request > 0), 0), is_place)
+        tl.store(member + 2, in_common, is_place)

@@ -43,17 +43,19 @@ class Shares(msgspec.Struct, frozen=True):
     |= = = 3 4|          of the second: three are in the pages of the first, which computes them for both
     |= = 2 3 4 5|        of the third: two are, so the first computes these for all three
 
+    Requests with the same first page are adjacent in the order.
+
     Attributes:
-        items: [n] int32, the request that computes each split, by its place in the order.
-        stops: [B] int32, the end of each request's items.
-        order: [B] int32, requests; those with the same first page are adjacent.
-        shared: [B] int32, number of splits that a request shares with the one before it, 0 where a tile begins.
+        records: as in `Splits`, with the request's place in the order instead of its token; of the splits that each
+            request computes, in that order.
+        stops: [B] int32, the end of the records of the request at each place.
+        members: [B, 4] int32, of the request at each place: its token, its first part, the number of splits that it
+            shares with the one before it, 0 where a tile begins, and nothing.
     """
 
-    items: torch.Tensor
+    records: torch.Tensor
     stops: torch.Tensor
-    order: torch.Tensor
-    shared: torch.Tensor
+    members: torch.Tensor
 
 
 class Splits(msgspec.Struct, frozen=True):
@@ -61,15 +63,16 @@ class Splits(msgspec.Struct, frozen=True):
 
     Attributes:
         num_programs: number of programs, which take the splits in turn.
-        items: [n] int32, the request of each split; entries past the last split are meaningless.
-        stops: [B] int32, the end of each request's items.
+        records: [n, 4] int32, of each split: its request, its number there, the request's first token, and the
+            request's keys; those past the last split are meaningless.
+        stops: [B] int32, the end of each request's records.
         parts: [n, tokens, num_heads, head_dim + PART_EXTRA] float32, for the most tokens that a request may have.
         shares: the splits that several requests share; None if they were not looked for.
         level: see `level_of`.
     """
 
     num_programs: int
-    items: torch.Tensor
+    records: torch.Tensor
     stops: torch.Tensor
     parts: torch.Tensor
     shares: Shares | None = None
@@ -96,6 +99,7 @@ def num_programs(items: int, heads: tuple[int, int, int], tokens: int, num_units
 
 def list_splits(
     context_lens: torch.Tensor,
+    query_starts: torch.Tensor,
     longest: np.ndarray,
     heads: tuple[int, int, int],
     num_units: int,
@@ -106,7 +110,7 @@ def list_splits(
     """List the splits of a step on the device, where lengths may change with each replay of a graph.
 
     Args:
-        context_lens: [B] int32 on the device.
+        context_lens, query_starts: [B] and [B + 1] int32 on the device; see `PagedKV`.
         longest: [B] on the host, upper bounds of the context lengths.
         heads: number of query heads, number of key heads, and head size.
         num_units: number of multiprocessors of the device.
@@ -121,9 +125,8 @@ def list_splits(
     if longest.max() <= SPLIT_KEYS or tokens * group > PROMPT_ROWS:
         return None
     most = int(count_splits(longest, level).sum())
-    stops, items, own_stops, own_items, order, shared = (
-        context_lens.new_empty(size) for size in (count, most, count, most, count, count)
-    )
+    stops, own_stops, order, shared = (context_lens.new_empty(count) for _ in range(4))
+    records, own_records, members = (context_lens.new_empty(size, 4) for size in (most, most, count))
     levels = SPLIT_KEYS, level, 1 if level == ALL_ALIKE else LEVELS
     options = dependent(context_lens)
     # Compiled once for all steps that graphs hold.
@@ -136,8 +139,8 @@ def list_splits(
             *(page_size, width, DECODE_ROWS // group, *levels),
             **options,
         )
-    lists = stops, items, own_stops, own_items
-    list_items[(1,)](*(context_lens, *lists, order, shared, count, width, *levels, looks), **options)
-    shares = Shares(items, stops, order, shared) if looks else None
+    lists = stops, records, members, own_stops, own_records
+    list_items[(1,)](*(context_lens, query_starts, *lists, order, shared, count, width, *levels, looks), **options)
+    shares = Shares(records, stops, members) if looks else None
     parts = torch.empty(most, tokens, heads[0], heads[2] + PART_EXTRA, dtype=torch.float32, device=context_lens.device)
-    return Splits(num_programs(most, heads, tokens, num_units), own_items, own_stops, parts, shares, level)
+    return Splits(num_programs(most, heads, tokens, num_units), own_records, own_stops, parts, shares, level)
