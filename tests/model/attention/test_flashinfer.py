@@ -117,7 +117,7 @@ class DecodeWrapper:
         lens = (self.bounds[1:] - self.bounds[:-1] - 1) * self.page_size + self.last
         left, starts = self.options["window_left"], torch.arange(len(q) + 1)
         window = None if left == -1 else left + 1
-        out.copy_(attention_over_pages(q, *memory, table, starts, lens, window, self.options["sm_scale"]))
+        out.copy_(attention_over_pages(q, memory, table, starts, lens, window, self.options["sm_scale"]))
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_a_graph_lists_its_pages_and_is_planned_for_its_lengths(rng: np.random.G
             q = torch.randn(rows, 2 * group, 8)
             got = torch.full_like(q, torch.nan)
             graphs.attend(q, (memory[0], memory[1]), got, plan, layer)
-            want = attention_over_pages(q, *memory, table, torch.arange(rows + 1), own.context_lens, layer.window, 0.3)
+            want = attention_over_pages(q, memory, table, torch.arange(rows + 1), own.context_lens, layer.window, 0.3)
             torch.testing.assert_close(got, want)
     assert len(DecodeWrapper.made) == 4, "one for each size and window"
     for name in ("bounds", "pages", "last", "workspace"):
