@@ -134,7 +134,7 @@ def chosen(page_size: int = 16, name: str = "flashinfer", **shape: Any) -> str:
 
 @pytest.mark.parametrize("page_size", [1, 16, 256])
 def test_a_library_that_has_them_is_taken(page_size: int, library: Any) -> None:
-    for shape in ({}, {"num_heads": 2, "num_kv_heads": 1}, {"has_sinks": False}):
+    for shape in ({}, {"num_heads": 2, "num_kv_heads": 1}, {"has_sinks": False}, {"is_windowed": True}):
         assert chosen(page_size, **shape) == chosen(page_size, "auto", **shape) == "flashinfer"
 
 
@@ -189,18 +189,22 @@ def test_a_library_that_cannot_is_quoted(error: Exception, reason: str, library:
     assert chosen(name="auto") == "triton"
 
 
+@pytest.mark.parametrize("keeps_pages", [True, False])
 def test_an_engine_tells_what_it_does_without_the_library(
-    tmp_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch, keeps_pages: bool
 ) -> None:
+    """Where pages behind windows are given up, there are so few that others get them while the request runs."""
     print(f"seed {SEED}")
     generator, platform, found = random.Random(SEED), CapturingPlatform(), []
     monkeypatch.setattr(SinkWrapper, "is_in_graph", staticmethod(lambda: platform.is_in_graph))
-    model = make_checkpoint(tmp_path, "gpt_oss", seed=SEED, num_hidden_layers=2, layer_types=LAYER_TYPES)
+    shape = {"num_hidden_layers": 2, "layer_types": LAYER_TYPES, "sliding_window": 9}
+    model = make_checkpoint(tmp_path, "gpt_oss", seed=SEED, **shape)
     prompts = [[generator.randrange(250) for _ in range(length)] for length in (1, 5, 20)]
     for given, name in ((None, "auto"), (platform, "flashinfer")):
-        options = {"attention_backend": name, "disable_hybrid_kv_cache_manager": True}
+        options = {"attention_backend": name, "disable_hybrid_kv_cache_manager": keeps_pages, "num_pages": 24}
         with running(model, given, **options) as engine:
             SinkWrapper.runs.clear()
+            assert (engine.stats().num_window_pages == 0) == keeps_pages
             found.append(tokens(run(engine, prompts, [GREEDY] * 3)))
     assert found[0] == found[1]
     assert {is_captured for is_captured, _ in SinkWrapper.runs} == {False, True}

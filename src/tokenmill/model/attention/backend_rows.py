@@ -66,6 +66,10 @@ def _sight_obstacle(config: AttentionConfig) -> str | None:
     """Return why a backend cannot serve that reads all keys of a tile, up to the token itself; None: it can."""
     if config.spec.is_windowed:
         return "it reads pages behind windows, which are given up (--disable-hybrid-kv-cache-manager keeps them)"
+    return _ahead_obstacle(config)
+
+
+def _ahead_obstacle(config: AttentionConfig) -> str | None:
     sees_ahead = config.spec.sees_ahead or config.spec.spans_see_ahead
     return "it sees no tokens ahead, which this model's attention does" if sees_ahead else None
 
@@ -82,7 +86,7 @@ def _flashinfer_obstacle(config: AttentionConfig) -> str | None:
     from tokenmill.model.attention.backends.flashinfer import SINK_WRAPPER
     from tokenmill.model.attention.backends.trial import obstacle_of
 
-    if unsuited := _sight_obstacle(config):
+    if unsuited := _ahead_obstacle(config):
         return unsuited
     if config.spec.has_sinks and not hasattr(importlib.import_module("flashinfer"), SINK_WRAPPER):
         return f"this FlashInfer has no {SINK_WRAPPER}, and this model's attention has sinks"

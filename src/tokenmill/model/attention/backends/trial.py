@@ -32,7 +32,7 @@ def obstacle_of(
     """Return the reason that a library's attention cannot serve here, or None: it attends, and the result is checked.
 
     Two requests in mid-sequence, over pages in no order, with and without a window, and with and without sinks where
-    the model has them.
+    the model has them. There are no numbers in pages behind windows that may be given up.
 
     Args:
         parts: for prompts, and for decodes in graphs if that is another; this one attends for a token of each request.
@@ -42,8 +42,9 @@ def obstacle_of(
             continue
         requests, q, memory = _ragged(spec, page_size, dtype, device, query_lens)
         for layer in _layers(spec, page_size, q):
+            own = _given_up(requests, memory, layer.window) if spec.is_windowed and layer.window else memory
             try:
-                output = _attended(part, requests, q, memory, layer)
+                output = _attended(part, requests, q, own, layer)
             except (RuntimeError, TypeError, ValueError, AssertionError, OSError, SubprocessError) as error:
                 reason = str(error).split(". ")[0] or type(error).__name__
                 return f"{name} refuses pages of {page_size} tokens here: {reason}"
@@ -71,6 +72,16 @@ def _attended(
     if part.before_replay(requests.context_lens):
         part.attend(q, memory, output.fill_(torch.nan), part.plan(requests), layer)
     return output
+
+
+def _given_up(requests: Requests, memory: Memory, window: int) -> Memory:
+    """Return the memory with NaN in all pages of requests that lie wholly behind the window."""
+    keys, values = (own.clone() for own in memory)
+    parts = requests.page_table, requests.context_lens.tolist(), requests.query_lens.tolist()
+    for pages, context, count in zip(*parts, strict=True):
+        behind = pages[: max(0, context - count + 1 - window) // keys.shape[1]].long()
+        keys[behind], values[behind] = torch.nan, torch.nan
+    return keys, values
 
 
 def _wanted(requests: Requests, q: torch.Tensor, memory: Memory, layer: AttentionLayer) -> torch.Tensor:
