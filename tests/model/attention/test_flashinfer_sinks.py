@@ -193,7 +193,7 @@ def test_a_library_that_cannot_is_quoted(error: Exception, reason: str, library:
 def test_an_engine_tells_what_it_does_without_the_library(
     tmp_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch, keeps_pages: bool
 ) -> None:
-    """Where pages behind windows are given up, there are so few that others get them while the request runs."""
+    """With few pages, so that those behind windows are others' while the request runs, unless they are kept."""
     print(f"seed {SEED}")
     generator, platform, found = random.Random(SEED), CapturingPlatform(), []
     monkeypatch.setattr(SinkWrapper, "is_in_graph", staticmethod(lambda: platform.is_in_graph))
