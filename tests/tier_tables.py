@@ -11,7 +11,7 @@ PROCESSES = {
     "clients": "*",
     "engine/loop": "imports",
     "engine/parallel": "native_ranks nodes",
-    "engine/parallel/devices": "context engine stages",
+    "engine/parallel/devices": "context drafts engine stages",
     "house": "documents makefile no_torch python_children readme",
     "integration": "*",
     "ipc": "python_child server_registry",
@@ -99,7 +99,7 @@ DRAWN = {
         "state_copies::test_the_same_prompt_again_never_yields_to_itself": 12,
     },
     "engine/parallel": {"exactness": 1, "slices": 1},
-    "engine/parallel/devices": {"collective": 3, "context": 1, "engine": 1, "ring": 3, "stages": 1},
+    "engine/parallel/devices": {"collective": 3, "context": 1, "drafts": 1, "engine": 1, "ring": 3, "stages": 1},
     "engine/runner": {
         "device_drafts": 1,
         **dict.fromkeys(("draft_model", "drafts", "grammar_drafts", "not_numbers", "on_device"), 2),
@@ -164,8 +164,9 @@ POOLS = {
     ),
     "devices, interpreted": Pool(
         9,
-        "engine/parallel/devices/engine engine/parallel/devices/stages engine/runner/fake_gpu "
-        "engine/runner/on_device model/adapters/on_device model/vision/on_device tools/gpu_check tools/gpu_scripts",
+        "engine/parallel/devices/drafts engine/parallel/devices/engine engine/parallel/devices/stages "
+        "engine/runner/fake_gpu engine/runner/on_device model/adapters/on_device model/vision/on_device "
+        "tools/gpu_check tools/gpu_scripts",
     ),
     "servers of several parts": Pool(
         12, "serving/server/api_servers serving/server/engines serving/server/routing serving/server/split"

@@ -16,9 +16,9 @@ def test_vllms_names_are_taken() -> None:
     )
     assert config == SpeculativeConfig("ngram", 5, prompt_lookup_min=3, prompt_lookup_max=4)
     assert parse_config('{"method": "[ngram]"}') == parse_config("ngram") == parse_config("NGRAM")
-    assert parse_config('{"model": "some/draft", "num_speculative_tokens": 3}') == SpeculativeConfig(
-        "draft_model", 3, "some/draft"
-    )
+    for one in ("", ', "draft_tensor_parallel_size": 1'):
+        drafting = parse_config(f'{{"model": "some/draft", "num_speculative_tokens": 3{one}}}')
+        assert drafting == SpeculativeConfig("draft_model", 3, "some/draft")
     assert [parse_config(text) for text in (None, "{}", "null", "None", "")] == [None] * 5
 
 
@@ -44,6 +44,7 @@ def test_auto_is_suffix_on_a_cpu_and_nothing_elsewhere() -> None:
         ('{"method": "mlp_speculator"}', "no drafter mlp_speculator; of heads that .* EAGLE-3 and MTP are supported"),
         ('{"method": "mtp", "model": "x"}', "other methods take none"),
         ('{"method": "suffix", "eagle_aux_hidden_state_layer_ids": [2]}', "is for the method eagle3"),
+        ('{"model": "x", "draft_tensor_parallel_size": 2}', "draft_tensor_parallel_size must be 1"),
         ("magic", "Invalid enum value 'magic'"),
         ('{"method": "ngram", "tokens": 4}', "unknown field `tokens`"),
         ('{"method": "ngram"', "Input data was truncated"),

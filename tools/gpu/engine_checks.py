@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
 from collections.abc import Callable
 from functools import partial
@@ -35,7 +36,7 @@ def check_names(is_dry: bool) -> list[str]:
     small = [f"{ORACLE}qwen3", "graphs-and-eager", "preemption-under-a-tiny-pool"]
     if is_dry:
         return small
-    ranks = ["two-gpus", "two-gpus-one-shot", "two-stages", "two-gpus-one-context"]
+    ranks = ["two-gpus", "two-gpus-one-shot", "two-stages", "two-gpus-one-context", "two-gpus-one-draft-model"]
     ranks = ranks if torch.cuda.device_count() > 1 else []
     theirs, written = [], []
     if importlib.util.find_spec("transformers") is not None:
@@ -160,6 +161,19 @@ class EngineChecks:
                 pairs = [(output.token_ids, output.logprobs) for output in one]
                 same = [(output.token_ids, output.logprobs) for output in two]
                 assert pairs == same, f"request {number}, run {ran}: {pairs}, not {same}"
+
+    def _two_gpus_one_draft_model(self) -> None:
+        """Its own model, so that what it drafts is right."""
+        from tests.engine.runner.test_draft_model import Holding
+
+        model, ours = self._checkpoint("qwen3"), Holding()
+        chosen = json.dumps({"method": "draft_model", "model": str(model), "num_speculative_tokens": 3})
+        options = {**self._limits, "dtype": "float32", "tensor_parallel_size": 2, "speculative_config": chosen}
+        with running(model, self._platform, **options, async_scheduling=True) as engine:
+            engine.scheduler.state.drafters = (ours,)
+            got = generate(engine, self._prompts, self._params())
+        _assert_same(got, self._tokens(model, self._platform))
+        assert ours.acceptance > 0.9, f"only {ours.acceptance:.0%} of its own drafts are right"
 
     def _same(self, one: dict[str, Any], other: dict[str, Any]) -> None:
         model = self._checkpoint("qwen3")

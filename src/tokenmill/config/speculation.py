@@ -32,6 +32,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         num_speculative_tokens: draft tokens of a request and step at most; 0: as many as suit the method.
         model: the folder or hub id of a draft model or an EAGLE-3 head. quantization: of its weights, as
             `--quantization` names it; None: as the model's.
+        draft_tensor_parallel_size: ranks that share a draft model; it is rank 0's alone.
         eagle_aux_hidden_state_layer_ids: for eagle3: behind how many layers the model is tapped; empty: as the head's
             config says.
         prompt_lookup_min, prompt_lookup_max: for ngram: how many tokens must have occurred before.
@@ -45,6 +46,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     num_speculative_tokens: int = 0
     model: str | None = None
     quantization: Literal["none", "int8", "int4"] | None = None
+    draft_tensor_parallel_size: int = 1
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
     suffix_decoding_max_tree_depth: int = 24
@@ -118,6 +120,8 @@ def _check(config: SpeculativeConfig) -> None:
         _refuse("the methods draft_model and eagle3 need a model, and other methods take none")
     if config.quantization is not None and not config.loads_weights:
         _refuse("quantization is for the methods with weights: draft_model, eagle3 and mtp")
+    if config.draft_tensor_parallel_size != 1:
+        _refuse("draft_tensor_parallel_size must be 1: the first rank drafts alone")
     if config.eagle_aux_hidden_state_layer_ids and config.method != "eagle3":
         _refuse("eagle_aux_hidden_state_layer_ids is for the method eagle3")
 

@@ -362,7 +362,7 @@ def test_what_cannot_draft_is_refused(tmp_path: Path, model: Path) -> None:
         build_engine(config(model, tmp_path / "nowhere"))
     for options, why in (
         ({"speculative_config": {"quantization": "int8"}}, r"quantization int8 is for CPUs"),
-        ({"tensor_parallel_size": 2}, r"needs one GPU: leave out --tensor-parallel-size"),
+        ({"pipeline_parallel_size": 2}, r"take --tensor-parallel-size instead of --pipeline-parallel-size, or suffix"),
         ({"speculative_config": {"method": "eagle3"}}, r"draft heads and MTP layers run on CPUs so far"),
     ):
         plain = {"dtype": "float32", "kernels": "torch", **options}

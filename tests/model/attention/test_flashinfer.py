@@ -21,12 +21,15 @@ from tests.engine.runner.test_not_numbers import running
 from tests.model.attention.test_paged import StandInWrapper, attention_over_pages
 from tests.model.kernels.gpu import DEVICE
 from tests.seeding import seed_for
+from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.model.attention.backend import AttentionConfig
 from tokenmill.model.attention.backends.flashinfer import FlashInferAttention, FlashInferGraphs
 from tokenmill.model.attention.batch import DeviceLens
 from tokenmill.model.attention.paged import Requests
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
+from tokenmill.model.attention.registry import choose_attention
 from tokenmill.platform.protocol import Tensors
 
 SEED = seed_for(__name__)
@@ -45,7 +48,9 @@ class OneDevice(TorchDispatchMode):
         return made
 
 
-def planned(contexts: np.ndarray, table: torch.Tensor, page_size: int) -> tuple[torch.Tensor, ...]:
+def planned(
+    contexts: np.ndarray, table: torch.Tensor, page_size: int, window: int | None = None
+) -> tuple[torch.Tensor, ...]:
     attention = FlashInferAttention(AttentionSpec(1, 2, 1, 8), page_size, "float16", str(table.device), None)
     count = len(contexts)
     # Made on the device: a copy of the host's would be what must not happen.
@@ -54,9 +59,9 @@ def planned(contexts: np.ndarray, table: torch.Tensor, page_size: int) -> tuple[
     )
     requests = Requests(slice(0, count), table, lens, np.ones(count, dtype=np.int32), contexts)
     with OneDevice() as watch:
-        plan = attention.plan(requests)
+        lists = attention.lists(requests, window)
     assert watch.count > 0
-    return plan.arguments
+    return lists
 
 
 def test_pages_are_those_of_the_table_request_by_request(rng: np.random.Generator) -> None:
@@ -74,9 +79,10 @@ def test_pages_are_those_of_the_table_request_by_request(rng: np.random.Generato
 def test_a_plan_neither_reads_from_the_device_nor_copies_to_it(rng: np.random.Generator) -> None:
     """A tensor without memory cannot be read, as one whose memory is elsewhere should not be."""
     contexts = rng.integers(1, 70, 5).astype(np.int32)
-    pages = planned(contexts, torch.empty(5, 20, dtype=torch.int32, device="meta"), 4)[2]
-    assert pages.shape == (int((-(-contexts // 4)).sum()),)
-    assert pages.device.type == "meta"
+    for window, first in ((None, np.zeros_like(contexts)), (9, np.maximum(contexts - 9, 0) // 4)):
+        pages = planned(contexts, torch.empty(5, 20, dtype=torch.int32, device="meta"), 4, window)[2]
+        assert pages.shape == (int((-(-contexts // 4) - first).sum()),)
+        assert pages.device.type == "meta"
 
 
 class DecodeWrapper:
@@ -117,7 +123,7 @@ class DecodeWrapper:
         lens = (self.bounds[1:] - self.bounds[:-1] - 1) * self.page_size + self.last
         left, starts = self.options["window_left"], torch.arange(len(q) + 1)
         window = None if left == -1 else left + 1
-        out.copy_(attention_over_pages(q, *memory, table, starts, lens, window, self.options["sm_scale"]))
+        out.copy_(attention_over_pages(q, memory, table, starts, lens, window, self.options["sm_scale"]))
 
 
 @pytest.fixture
@@ -149,12 +155,47 @@ def test_a_graph_lists_its_pages_and_is_planned_for_its_lengths(rng: np.random.G
             q = torch.randn(rows, 2 * group, 8)
             got = torch.full_like(q, torch.nan)
             graphs.attend(q, (memory[0], memory[1]), got, plan, layer)
-            want = attention_over_pages(q, *memory, table, torch.arange(rows + 1), own.context_lens, layer.window, 0.3)
+            want = attention_over_pages(q, memory, table, torch.arange(rows + 1), own.context_lens, layer.window, 0.3)
             torch.testing.assert_close(got, want)
     assert len(DecodeWrapper.made) == 4, "one for each size and window"
-    for name in ("bounds", "pages", "last", "workspace"):
-        assert len({getattr(one, name).data_ptr() for one in DecodeWrapper.made}) == 1, f"{name} are shared"
+    for name, count in {"bounds": 2, "pages": 2, "last": 1, "workspace": 1}.items():
+        assert len({getattr(one, name).data_ptr() for one in DecodeWrapper.made}) == count, f"{name} are shared"
     assert all(one.use_tensor_cores == (group >= 4) for one in DecodeWrapper.made)
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_what_lies_behind_a_window_is_not_read(rng: np.random.Generator, library: Any, is_captured: bool) -> None:
+    page_size, window, rows = int(rng.choice([1, 4, 16])), int(rng.integers(1, 40)), 3
+    spec, layer = AttentionSpec(1, 4, 2, 8, is_windowed=True), AttentionLayer(0, 0.3, window)
+    attention: Any = (FlashInferGraphs if is_captured else FlashInferAttention)(
+        spec, page_size, "float32", "cpu", library
+    )
+    contexts = rng.integers(60, 99, rows).astype(np.int32)
+    counts = np.ones_like(contexts) if is_captured else rng.integers(1, 30, rows).astype(np.int32)
+    table = torch.from_numpy(rng.permutation(rows * -(-99 // page_size)).astype(np.int32)).view(rows, -1)
+    memory, starts = torch.randn(2, table.numel(), page_size, 2, 8), np.concatenate([[0], np.cumsum(counts)])
+    q = torch.randn(int(starts[-1]), 4, 8)
+    lens = DeviceLens(torch.from_numpy(contexts), torch.from_numpy(starts.astype(np.int32)))
+    requests = Requests(slice(0, len(q)), table, lens, counts, contexts)
+    want = attention_over_pages(q, memory, table, lens.query_starts, lens.context_lens, window, 0.3)
+    if is_captured:
+        attention.attend(q, memory, torch.empty_like(q), attention.plan(requests), layer)
+        attention.before_replay(contexts)
+    for pages, context, count in zip(table, contexts, counts, strict=True):
+        memory[:, pages[: max(0, context - count - window + 1) // page_size].long()] = torch.nan
+    assert memory.isnan().any()
+    got = torch.empty_like(q)
+    attention.attend(q, memory, got, attention.plan(requests), layer)
+    torch.testing.assert_close(got, want)
+
+
+def test_a_library_that_reads_behind_windows_is_refused(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", library)
+    config = AttentionConfig(AttentionSpec(1, 4, 2, 16, is_windowed=True), 16, "bfloat16", FakePlatform())
+    assert choose_attention("flashinfer", config).name == "flashinfer"
+    monkeypatch.setattr(FlashInferAttention, "_first_pages", lambda self, lens, *others: lens * 0)
+    with pytest.raises(InvalidConfig, match="FlashInfer is wrong over pages of 16 tokens here"):
+        choose_attention("flashinfer", config)
 
 
 class CapturingPlatform(FakePlatform):

@@ -27,12 +27,12 @@ def gathered(memory: torch.Tensor, table: torch.Tensor, length: int) -> torch.Te
     return memory[table.long()].flatten(0, 1)[:length]
 
 
-def attention_over_pages(q, keys, values, page_table, query_starts, context_lens, window, scale):
+def attention_over_pages(q, memory, page_table, query_starts, context_lens, window, scale, sinks=None):
     """Compute what both libraries promise, written out: causal, aligned at the end, keys in pages."""
     output = torch.empty_like(q)
     for request, length in enumerate(context_lens.tolist()):
         start, end = query_starts[request : request + 2].tolist()
-        k, v = (gathered(part, page_table[request], length).float() for part in (keys, values))
+        k, v = (gathered(part, page_table[request], length).float() for part in memory)
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         positions = torch.arange(length - (end - start), length)[:, None]
@@ -41,7 +41,10 @@ def attention_over_pages(q, keys, values, page_table, query_starts, context_lens
         if window is not None:
             hidden |= places <= positions - window
         scores = torch.einsum("qhd,khd->hqk", q[start:end].float(), k) * scale
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.view(-1, 1, 1).expand(-1, end - start, 1)), -1)
+        weights = scores.softmax(-1)[..., :length]
         output[start:end] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
     return output
 
@@ -59,7 +62,7 @@ def stand_in_for_torch(out, q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, **options
     assert right == 0
     window = None if left == -1 else left + 1
     lens = options["seqused_k"]
-    out.copy_(attention_over_pages(q, k, v, options["block_table"], cu_seq_q, lens, window, options["scale"]))
+    out.copy_(attention_over_pages(q, (k, v), options["block_table"], cu_seq_q, lens, window, options["scale"]))
 
 
 class StandInWrapper:
@@ -81,7 +84,7 @@ class StandInWrapper:
         left = self.options["window_left"]
         window = None if left == -1 else left + 1
         scale = self.options["sm_scale"]
-        out.copy_(attention_over_pages(q, *layer, self.table, self.starts, self.lengths, window, scale))
+        out.copy_(attention_over_pages(q, layer, self.table, self.starts, self.lengths, window, scale))
 
 
 def implementations(kind: str, case: Case):

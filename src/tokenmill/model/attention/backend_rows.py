@@ -62,15 +62,14 @@ def _alibi_obstacle(config: AttentionConfig) -> str | None:
     return "its scores do not fall with distance (ALiBi), as this model's do" if config.spec.has_alibi else None
 
 
-def _no_extras(config: AttentionConfig) -> str | None:
-    sinks = "it has no sinks, which this model's attention has" if config.spec.has_sinks else None
-    return sinks or _sight_obstacle(config)
-
-
 def _sight_obstacle(config: AttentionConfig) -> str | None:
     """Return why a backend cannot serve that reads all keys of a tile, up to the token itself; None: it can."""
     if config.spec.is_windowed:
         return "it reads pages behind windows, which are given up (--disable-hybrid-kv-cache-manager keeps them)"
+    return _ahead_obstacle(config)
+
+
+def _ahead_obstacle(config: AttentionConfig) -> str | None:
     sees_ahead = config.spec.sees_ahead or config.spec.spans_see_ahead
     return "it sees no tokens ahead, which this model's attention does" if sees_ahead else None
 
@@ -78,16 +77,22 @@ def _sight_obstacle(config: AttentionConfig) -> str | None:
 def _flash_obstacle(config: AttentionConfig) -> str | None:
     from tokenmill.model.attention.backends.flash import flash_obstacle
 
-    return _no_extras(config) or flash_obstacle(config.spec, config.page_size, config.dtype, config.platform.device)
+    sinks = "it has no sinks, which this model's attention has" if config.spec.has_sinks else None
+    unsuited = sinks or _sight_obstacle(config)
+    return unsuited or flash_obstacle(config.spec, config.page_size, config.dtype, config.platform.device)
 
 
 def _flashinfer_obstacle(config: AttentionConfig) -> str | None:
+    from tokenmill.model.attention.backends.flashinfer import SINK_WRAPPER
     from tokenmill.model.attention.backends.trial import obstacle_of
 
-    if lacks := _no_extras(config):
-        return lacks
-    prompts, *_ = _flashinfer(config)
-    return obstacle_of("FlashInfer", prompts, config.spec, config.page_size, config.dtype, config.platform.device)
+    if unsuited := _ahead_obstacle(config):
+        return unsuited
+    if config.spec.has_sinks and not hasattr(importlib.import_module("flashinfer"), SINK_WRAPPER):
+        return f"this FlashInfer has no {SINK_WRAPPER}, and this model's attention has sinks"
+    prompts, _, captured = _flashinfer(config)
+    made = (config.spec, config.page_size, config.dtype, config.platform.device)
+    return obstacle_of("FlashInfer", (prompts, captured), *made)
 
 
 def _hopper_obstacle(config: AttentionConfig) -> str | None:

@@ -34,6 +34,8 @@ def find_draft(
 ) -> LoadedDraft | None:
     """Load the draft model or head that a config names for the model in a folder; None: it names none.
 
+    Of several ranks the first has it whole, and the others run its drafts as any others, from the plans that they get.
+
     Args:
         phase: opens a phase of the start-up; see `StartupTimer`.
 
@@ -45,6 +47,8 @@ def find_draft(
         return None
     if platform.is_accelerator:
         _check_accelerator(speculative, config)
+    if config.rank:
+        return None
     from tokenmill.startup.assembly.draft_loading import Target, load_draft
     from tokenmill.startup.assembly.head_loading import load_head, load_mtp
 
@@ -72,9 +76,10 @@ def _check_accelerator(speculative: SpeculativeConfig, config: EngineConfig) -> 
     """
     if speculative.method in ("eagle3", "mtp"):
         raise InvalidConfig(NO_HEADS)
-    if config.num_ranks > 1:
+    if config.pipeline_parallel_size > 1:
         raise InvalidConfig(
-            "--speculative-config: a draft model needs one GPU: leave out --tensor-parallel-size, or take suffix"
+            "--speculative-config: on GPUs a draft model drafts behind one step at a time, and stages run several: "
+            "take --tensor-parallel-size instead of --pipeline-parallel-size, or suffix"
         )
     if speculative.quantization in ("int8", "int4"):
         raise InvalidConfig(

@@ -90,4 +90,4 @@ def flash_obstacle(
     attention = attention or find_flash()
     if attention is None:
         return f"torch {torch.__version__} has no flash attention over pages"
-    return obstacle_of("flash attention", FlashAttention(spec, attention), spec, page_size, dtype, device)
+    return obstacle_of("flash attention", (FlashAttention(spec, attention), None), spec, page_size, dtype, device)
