@@ -50,8 +50,8 @@ SLOW = {
     "engine/parallel": "exactness forward slices",
     "engine/parallel/devices": "collective ring",
     "engine/runner": (
-        "cuda_graphs device_drafts draft_model drafts fake_gpu grammar_drafts launches not_numbers on_device "
-        "torch_calls"
+        "cuda_graphs device_drafts draft_model drafts fake_gpu fp8_experts grammar_drafts launches not_numbers "
+        "on_device torch_calls"
     ),
     "engine/speculation": "bounds eagle_head exactness head_on_disk mutants",
     "house": "requirements",
@@ -61,8 +61,8 @@ SLOW = {
     "model/attention": "context_devices flashinfer paged",
     "model/audio": "decoding encoder llm whisper",
     "model/kernels": (
-        "native_build triton_attention triton_decode_inputs triton_few_rows triton_fp8 triton_heads triton_kernels "
-        "triton_matmul triton_norm_and_gate triton_recurrence triton_sampling triton_shapes"
+        "native_build triton_attention triton_decode_inputs triton_few_rows triton_fp8 triton_fp8_experts "
+        "triton_heads triton_kernels triton_matmul triton_norm_and_gate triton_recurrence triton_sampling triton_shapes"
     ),
     "model/models": "config_fields gemma3 gemma4 gpt_oss layers logits native_decoder phi3 recurrent",
     "model/structured": "answers cache custom_grammars lazy_calls lazy_rows masks thinking_budgets timing tool_calls",

@@ -2,10 +2,10 @@
 
     python -m tools.gpu.fp8_check [--device cpu] [--seconds 60]
 
-For the products of Qwen3-0.6B and Qwen3-14B and several numbers of tokens: the error of the product against that of the
-same rounded values in float64 (of few rows the weights alone are rounded), the error of the rounding itself, and the
-times of the product, of the rounding of the activations, and of the bfloat16 product. A row each as it comes, one line
-of JSON last.
+First the experts of a layer of Qwen3-30B-A3B, then the products of Qwen3-0.6B and Qwen3-14B, with several numbers of
+tokens: the error against the same rounded values in float64 (of few rows the weights alone are rounded), the error of
+the rounding itself, and the times: of the experts beside their bytes, of the product, of the rounding of the
+activations, and of the same in bfloat16. A row each as it comes, one line of JSON last.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from tools.gpu.machine import device_seconds, make_platform
+from tools.gpu.machine import copy_rate, device_seconds, make_platform
+from tools.gpu.mixtures import DRY, DRY_TOKENS, QWEN3_30B_A3B, TOKENS, compare_mixtures, largest_error
 from tools.gpu.rows import Row, Rows, guarded, parse
 
 # Outputs and inputs: qkv, gate and up, down.
 SIZES = ((4096, 1024), (6144, 1024), (1024, 3072), (7168, 5120), (34816, 5120), (5120, 17408))
-TOKENS = (1, 16, 64, 256, 8192)
-DRY_SIZES, DRY_TOKENS = ((32, 48),), (1, 5)
+COUNTS = (1, 16, 64, 256, 8192)
+DRY_SIZES, DRY_COUNTS = ((32, 48),), (1, 5)
 # Rows of a product that are compared.
 MOST_COMPARED = 64
 # Of the norm of the result: sums are of less than float32's precision with `use_fast_accum`, and rounded to bfloat16.
@@ -32,8 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Check until it is done or the time is up; 1 if a product is wrong."""
     options = parse(__doc__ or "", argv, 60)
     platform = make_platform(options.device)
-    sizes, counts = (DRY_SIZES, DRY_TOKENS) if platform.name != "cuda" else (SIZES, TOKENS)
+    is_dry = platform.name != "cuda"
+    sizes, counts = (DRY_SIZES, DRY_COUNTS) if is_dry else (SIZES, COUNTS)
+    mixture = (DRY, DRY_TOKENS) if is_dry else (QWEN3_30B_A3B, TOKENS)
     with Rows(options.seconds) as rows:
+        rows.take(guarded("fp8 experts", compare_mixtures(*mixture, platform, copy_rate(platform))))
         for out_size, in_size in sizes:
             for tokens in counts:
                 what = f"fp8 product, {tokens} x {in_size} by {out_size}"
@@ -76,11 +80,6 @@ def compare(what: str, shape: tuple[int, int, int], platform: Any) -> Iterator[R
     half = 1e6 * device_seconds(lambda: torch.nn.functional.linear(x, dense), platform)
     row |= {"fp8_us": whole, "of_it_quantizing_us": quantizing, "bf16_us": half, "speedup": half / whole}
     yield row
-
-
-def largest_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """The largest distance of a row from what it should be, as part of its norm."""
-    return float(((got - want).norm(dim=1) / want.norm(dim=1)).max())
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
     python -m tools.gpu.sweep_prompts [--seconds 100] [--only NAME,NAME]
 
-Prompts of many shapes, then torch's own attention without pages, and the experts of a step against their floor. A case
-runs in a process of its own, which compiles beside the others, takes the device alone, and is killed where it hangs. A
-line as it comes.
+Prompts of many shapes, then torch's own attention without pages. A case runs in a process of its own, which compiles
+beside the others, takes the device alone, and is killed where it hangs. A line as it comes.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ HELD_SECONDS = 25.0
 ROUNDS, REPEATS, LAUNCHES = 5, 6, 50
 # Relative; half precision is off by 0.002 to 0.004.
 LARGEST_ERROR = 0.01
-# Bytes per second that an H100 reads and writes.
-COPY_RATE = 3.0e12
 
 
 @dataclass(frozen=True)
@@ -179,7 +176,7 @@ def checked(name: str, inputs: Inputs, num_programs: int) -> str:
 
 
 def run_others() -> None:
-    """Torch's own attention without pages, as a measure; then the experts of a step."""
+    """Torch's own attention without pages, as a measure."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     attend = torch.nn.functional.scaled_dot_product_attention
@@ -192,35 +189,6 @@ def run_others() -> None:
                 print(f"ok   {backend.name}: {ms:.3f} ms {LONG.operations / ms / 1e9:.0f} Tflop/s", flush=True)
             except RuntimeError as error:
                 print(f"BAD  {backend.name}: {error}"[:300], flush=True)
-        run_experts()
-
-
-def run_experts() -> None:
-    """Time the experts of one layer of Qwen3-30B-A3B in graphs, each with several drawings, against their bytes."""
-    from tokenmill.model.kernels.triton.experts import StackedExperts
-
-    hidden, size, number, each, drawings = 2048, 768, 128, 8, 8
-    layer = StackedExperts(number, hidden, size, torch.empty(0, device="cuda", dtype=torch.bfloat16))
-    for matrix in (*layer.gate_up, *layer.down):
-        matrix.weight.normal_(std=0.02)
-    for batch in (1, 8, 64, 256):
-        chosen = [torch.rand(batch, number, device="cuda").topk(each).indices for _ in range(drawings)]
-        weights = torch.rand(batch, each, device="cuda").softmax(-1)
-        x = torch.randn(batch, hidden, device="cuda", dtype=torch.bfloat16)
-        for one in chosen:
-            got = layer.mix(x, weights, one)
-        parts = torch.stack([layer.one(int(expert), x[:1])[0].float() for expert in chosen[-1][0]])
-        wanted = (parts * weights[0, :, None]).sum(0)
-        error = float((got[0].float() - wanted).norm() / wanted.norm())
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for one in chosen:
-                layer.mix(x, weights, one)
-        us = median_ms(graph.replay) / drawings * 1e3
-        used = sum(len(one.unique()) for one in chosen) / drawings
-        floor = used * 3 * hidden * size * 2 / COPY_RATE * 1e6
-        is_right = "ok  " if error < LARGEST_ERROR else "BAD "
-        print(f"{is_right} experts, batch {batch}: {us:.0f} us, floor {floor:.0f} us, error {error:.1e}", flush=True)
 
 
 def median_ms(work: Callable[[], Any]) -> float:

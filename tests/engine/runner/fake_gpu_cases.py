@@ -138,6 +138,8 @@ def cases(folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
         "many recurrent rows": plain("qwen3_next", max_num_seqs=17),
         "eager": plain(enforce_eager=True),
         "fp8": plain(quantization="fp8"),
+        # A step of the whole budget rounds its rows, others widen the weights.
+        "fp8 experts": plain("qwen3_moe", quantization="fp8", max_num_seqs=17, max_num_batched_tokens=256),
         "invariant": plain(batch_invariant=True),
         "without overlap": plain(async_scheduling=False),
         "tiny pool": plain(num_pages=90, max_model_len=320),

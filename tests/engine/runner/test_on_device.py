@@ -370,6 +370,7 @@ def test_eager_on_a_cpu_is_accepted_with_one_line(model: Path, caplog: pytest.Lo
     [
         ({"kernels": "native"}, "--kernels native does not run on"),
         ({"quantization": "fp8"}, "--quantization fp8 needs --dtype bfloat16"),
+        ({"quantization": "fp8", "dtype": "bfloat16", "kernels": "torch"}, "fp8 needs the kernels for GPUs"),
         ({"quantization": "int8"}, "a GPU has fp8"),
         ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8 is for CPUs"),
         ({"kernels": "torch", "batch_invariant": True}, "--batch-invariant cannot be combined with --kernels torch"),

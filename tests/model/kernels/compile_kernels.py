@@ -57,14 +57,14 @@ ACTIVATIONS = (
     *("gate", "before", "mixed", "gates", "steps", "a_log", "dt_bias", "skip", "outer"),
 )
 POINTERS = {
-    **dict.fromkeys(("parts", "scales", "inner", "memory", "weights"), "*fp32"),
+    **dict.fromkeys(("parts", "scales", "inner", "memory", "weights", "factors", "row_scales"), "*fp32"),
     **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "records", "counters"), "*i32"),
     **dict.fromkeys(("shared", "part_stops", "part_records", "members", "order", "groups"), "*i32"),
     **dict.fromkeys(("pages", "tokens", "lens", "slot_of_row", "sights"), "*i32"),
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists", "turns", "addresses"), "*i64"),
     **dict.fromkeys(("rows", "ends", "places", "experts"), "*i64"),
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
-    **dict.fromkeys(("rounded", "exponents"), "*u8"),
+    "rounded": "*u8",
 }
 RECURRENT_STRIDES = ("x_stride", "gate_stride", "mixed_stride", "gates_stride", "steps_stride", "state_stride")
 NUMBERS = {
@@ -76,6 +76,7 @@ NUMBERS = {
             "table_stride",
             "num_groups",
             "num_rows",
+            "by_row",
             "stride",
             "size",
             "window",
@@ -117,14 +118,27 @@ ATTENTION = {
     "HAS_SIGHTS": False,
     "HEADS_FIRST": True,
 }
-TILES = {
-    "ROWS_TILE": matmul.TILE_ROWS,
-    "COLUMNS_TILE": matmul.TILE_COLUMNS,
-    "DEPTH_TILE": matmul.TILE_DEPTH,
-    "COLUMNS": 1024,
-    "DEPTH": 1024,
-}
-GROUPED = {"GROUPED": True, "HAS_SOURCES": True, "HAS_BIAS": False}
+GROUPED = {"COLUMNS": 1024, "DEPTH": 1024, "GROUPED": True, "HAS_SOURCES": True, "HAS_BIAS": False}
+# Grouped products by weights in the type of activations, in mxfp4, and in eight-bit floats of both kinds.
+FORMS = [
+    (matmul.TILING, {}),
+    (matmul.TILING, {"IS_FP4": True}),
+    (matmul.WIDENING, {"IS_FP8": True}),
+    (matmul.ROUNDED, {"IS_FP8": True, "ARE_ROUNDED": True}),
+]
+PRODUCTS = [
+    (
+        one,
+        {
+            "ROWS_TILE": one.rows,
+            "COLUMNS_TILE": one.columns,
+            "DEPTH_TILE": one.depth,
+            **{name: form.get(name, False) for name in ("IS_FP4", "IS_FP8", "ARE_ROUNDED")},
+            **GROUPED,
+        },
+    )
+    for one, form in FORMS
+]
 CHUNKS = {"CHUNK": triton_draw.CHUNK, "CHUNKS": 64}
 HEADS = {"TILE": heads.HEADS_TILE, "HAS_NORMS": True, "NORMS_VALUES": False, "ARE_OFFSETS": False, "ROTATES": True}
 OFFSETS = {**HEADS, "ARE_OFFSETS": True}
@@ -206,7 +220,7 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (split_lists.find_neighbours, {**LISTS, "PAGE_SIZE": 16, "TOGETHER": 8}, 4),
     (split_lists.list_items, {**LISTS, "SHARES": True}, 4),
     (split_lists.list_items, {**LISTS, "LEVEL": splits.ALL_ALIKE, "LEVELS": 1, "SHARES": True}, 4),
-    *((matmul._multiply, {**TILES, **GROUPED, "IS_FP4": has, "BY_ROW": has}, 4) for has in (False, True)),
+    *((matmul._multiply, sizes, one.warps) for one, sizes in PRODUCTS),
     (experts._place_pairs, {"PAIRS": experts.PAIRS, "COMPARED": experts.COMPARED}, 4),
     (experts._sum_experts, {"SIZE": 2048, "COUNT": 8, "WIDTH": 8, "COLUMNS": experts.COLUMNS}, 4),
     *((few_rows._few_rows, {**sizes, "HAS_BIAS": True, "PREFETCHES": True}, one.warps) for one, sizes in FEW),
@@ -228,14 +242,22 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
 ]
 
 
+def is_fp8(constants: dict[str, Any]) -> bool:
+    """Return whether a kernel's weights are eight-bit floats."""
+    return bool(constants.get("HAS_SCALES") or constants.get("IS_FP8"))
+
+
 def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: int, dtype: str) -> Any:
     """A kernel with the types and alignments that a model of `dtype` gives its arguments."""
     pointers = {**POINTERS, **dict.fromkeys(ACTIVATIONS, f"*{dtype}")}
     if constants.get("IS_FP4"):
-        pointers["weight"] = "*u8"
-    if kernel is few_rows._few_rows:
+        pointers |= {"weight": "*u8", "factors": "*u8"}
+    if is_fp8(constants):
+        pointers["weight"] = "*fp8e4nv"
+    if constants.get("ARE_ROUNDED"):
+        pointers["x"] = "*fp8e4nv"
+    if kernel in (few_rows._few_rows, matmul._multiply):
         constants = {**constants, "BY_BITS": dtype == "bf16"}
-        pointers["weight"] = "*fp8e4nv" if constants["HAS_SCALES"] else pointers["weight"]
     if "PDL" in kernel.arg_names:
         constants = {**constants, "PDL": capability >= 90}
     types = {**pointers, **NUMBERS, **dict.fromkeys(constants, "constexpr")}
@@ -259,6 +281,8 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
     if kernel is few_rows._few_rows:
         kinds = constants["GATE"] >= 0, constants["HAS_SCALES"]
         options["num_stages"] = few_rows.tiling_for(1024, constants["ROWS"], *kinds).stages
+    if kernel is matmul._multiply:
+        options["num_stages"] = next(one.stages for one, sizes in PRODUCTS if sizes.items() <= constants.items())
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
@@ -276,7 +300,7 @@ def main() -> None:
         if capability == 90 and dtype == "bf16":
             prompts.append((hopper._attend_prompts, HOPPER, 4))
         for kernel, constants, warps in [*prompts, *CASES]:
-            if constants.get("HAS_SCALES") and (dtype != "bf16" or capability < LEAST_FP8_CAPABILITY):
+            if is_fp8(constants) and (dtype != "bf16" or capability < LEAST_FP8_CAPABILITY):
                 continue
             compiled = compile_one(kernel, constants, warps, capability, dtype)
             code, shared = len(compiled.asm["cubin"]), compiled.metadata.shared

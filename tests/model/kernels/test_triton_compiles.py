@@ -13,6 +13,7 @@ from tests.house.source_tree import ROOT
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from tokenmill.model.kernels.triton import matmul
 
 # Triton names what it keeps by what it was made of: only kernels that have changed are compiled again.
 KEPT = ROOT / "build" / "kernels"
@@ -80,6 +81,14 @@ def test_every_kernel_compiles_for_a_gpu_that_need_not_be_there() -> None:
     for row, count in zip(decodes, (3, 3, 3, 2, 3, 3), strict=True):
         assert count * (int(row[4]) + 1024) <= 228 << 10
         assert count * 128 * -(-int(row[9]) // 8) * 8 <= 65536, f"{count} programs of {row[9]} registers"
+    # By weights as they are, in mxfp4, widened and with rounded rows. Those that are widened stay in registers, where
+    # `mma.sync` takes them, behind three turns of copies; four programs to a multiprocessor, and two of rounded rows.
+    products = [row for row in rows if row[2] == "_multiply"]
+    assert [row[5] for row in products] == ["wgmma", "wgmma", "mma.sync", "wgmma"]
+    for row, tiling, count in zip(products[2:], (matmul.WIDENING, matmul.ROUNDED), (4, 2), strict=True):
+        assert int(row[7]) == 2 * (tiling.stages - 2)
+        assert count * (int(row[4]) + 1024) <= 228 << 10
+        assert count * 32 * tiling.warps * -(-int(row[9]) // 8) * 8 <= 65536, f"{count} programs of {row[9]} registers"
     for row in rows:
         assert int(row[9]) <= REGISTERS[row[2]], f"{row[2]} takes {row[9]} registers"
         assert int(row[10]) <= SPILLS.get(row[2], 0), f"{row[2]} spills {row[10]} bytes"

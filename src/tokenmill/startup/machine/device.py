@@ -83,8 +83,8 @@ def _gpu_obstacles(config: EngineConfig, platform: Platform) -> Iterator[str]:
         yield f"--quantization {config.quantization} is for CPUs; a GPU has fp8"
     if config.batch_invariant and (config.kernels == "torch" or config.quantization == "fp8"):
         yield "--batch-invariant cannot be combined with --kernels torch or --quantization fp8"
-    if config.quantization == "fp8" and config.dtype != "bfloat16":
-        yield "--quantization fp8 needs --dtype bfloat16"
+    if config.quantization == "fp8":
+        yield from _fp8_obstacles(config)
     # What stands in for a GPU in a test has no generation.
     generation = platform.capability()
     for wanted, least in (
@@ -94,6 +94,13 @@ def _gpu_obstacles(config: EngineConfig, platform: Platform) -> Iterator[str]:
         if wanted and generation != (0, 0) and generation < least:
             flag = "--dtype bfloat16" if least == BFLOAT16_CAPABILITY else "--quantization fp8"
             yield f"{flag} needs a GPU of capability {_dotted(least)}, this one has {_dotted(generation)}"
+
+
+def _fp8_obstacles(config: EngineConfig) -> Iterator[str]:
+    if config.kernels == "torch":
+        yield "--quantization fp8 needs the kernels for GPUs: leave out --kernels torch, which keeps floats"
+    if config.dtype != "bfloat16":
+        yield "--quantization fp8 needs --dtype bfloat16"
 
 
 def _context_obstacles(config: EngineConfig) -> Iterator[str]:

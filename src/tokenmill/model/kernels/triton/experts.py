@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Sequence
 
 import msgspec
 import torch
 import triton
 import triton.language as tl
 
-from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.kernels.protocol import ExpertBiases, Gate, LinearWeight
-from tokenmill.model.kernels.torch_kernels import TorchWeight, product
+from tokenmill.model.kernels.triton.expert_matrices import ExpertMatrices
 from tokenmill.model.kernels.triton.gate import gated
-from tokenmill.model.kernels.triton.matmul import Groups, grouped_multiply
-from tokenmill.model.quantization.packed import FP4, Mxfp4Rows, Rows
+from tokenmill.model.kernels.triton.matmul import Groups
 
 # Pairs of a program that places them, and those that it compares them with at once.
 PAIRS, COMPARED = 32, 128
@@ -24,87 +22,31 @@ MOST_COMPARED = 4096
 COLUMNS = 512
 
 
-class ExpertRows(TorchWeight):
-    """One expert's part of a stacked weight."""
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.shape = weight.shape[0], weight.shape[1]
-        self.weight = weight
-        self.num_bytes = weight.nbytes
-
-
-class Mxfp4ExpertRows(TorchWeight):
-    """One expert's part of a stacked weight in mxfp4."""
-
-    def __init__(self, blocks: torch.Tensor, exponents: torch.Tensor) -> None:
-        self.shape = blocks.shape[0], 2 * blocks.shape[1]
-        self.weight = blocks
-        self.num_bytes = blocks.nbytes + exponents.nbytes
-        self._exponents = exponents
-
-    def load_rows(self, start: int, rows: Rows | torch.Tensor) -> None:
-        """Copy mxfp4 rows from row `start` on; refuse rows in any other format."""
-        if not isinstance(rows, Mxfp4Rows):
-            raise InvalidCheckpoint("experts in mxfp4 are shared by ranks in groups of 32 numbers: take another number")
-        own = slice(start, start + rows.shape[0])
-        self.weight[own].copy_(torch.from_numpy(rows.blocks).flatten(1))
-        self._exponents[own].copy_(torch.from_numpy(rows.scales))
-
-    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return x W^T + bias with dequantized weights, for uses without a grouped product."""
-        return product(x, numbers_of(self.weight, self._exponents).to(x.dtype), bias)
-
-
-def numbers_of(blocks: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """Return mxfp4 as [n, in_size] float32: `Mxfp4Rows.dequantize` on a device.
-
-    Args:
-        blocks: [n, in_size / 2] uint8. exponents: [n, in_size / 32] uint8.
-    """
-    codes = torch.stack((blocks & 15, blocks >> 4), -1).view(*exponents.shape, 32)
-    numbers = torch.tensor(FP4, device=blocks.device)[codes.int()]
-    return torch.ldexp(numbers, exponents.int().sub_(127).unsqueeze(-1)).flatten(1)
-
-
 class StackedExperts:
-    """`Experts` whose matrices are stacked for grouped products.
-
-    Args:
-        is_mxfp4: the matrices are in mxfp4 and stay in it.
-    """
+    """`Experts` whose matrices are stacked for grouped products."""
 
     def __init__(
         self,
-        num_experts: int,
-        hidden_size: int,
-        size: int,
-        like: torch.Tensor,
+        gate_up: ExpertMatrices,
+        down: ExpertMatrices,
         gate: Gate = Gate.SILU,
         biases: ExpertBiases | None = None,
-        is_mxfp4: bool = False,
     ) -> None:
         self.biases = biases
         self._gate = gate
-        self._is_mxfp4 = is_mxfp4
-        self._gate_up = _stacked(like, (num_experts, 2 * size, hidden_size), is_mxfp4)
-        self._down = _stacked(like, (num_experts, hidden_size, size), is_mxfp4)
-        self._bounds = torch.arange(num_experts + 1, device=like.device)
+        self._gate_up = gate_up
+        self._down = down
+        self._bounds = torch.arange(len(down.numbers) + 1, device=down.numbers.device)
 
-    @cached_property
-    def gate_up(self) -> list[LinearWeight]:
+    @property
+    def gate_up(self) -> Sequence[LinearWeight]:
         """Gate and up matrices of the experts: views of the stacked weight."""
-        return self._matrices(self._gate_up)
+        return self._gate_up.of_each
 
-    @cached_property
-    def down(self) -> list[LinearWeight]:
+    @property
+    def down(self) -> Sequence[LinearWeight]:
         """Down matrices of the experts: views of the stacked weight."""
-        return self._matrices(self._down)
-
-    def _matrices(self, stacked: Stacked) -> list[LinearWeight]:
-        weights, exponents = stacked
-        if exponents is None:
-            return [ExpertRows(weight) for weight in weights]
-        return [Mxfp4ExpertRows(*pair) for pair in zip(weights, exponents, strict=True)]
+        return self._down.of_each
 
     def one(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         """Run x through one expert."""
@@ -115,12 +57,10 @@ class StackedExperts:
     def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of each token's experts, in their order: five launches for the tokens of decodes."""
         places, groups = self._rows_of(experts)
-        weights_in, exponents_in = self._gate_up
-        weights_out, exponents_out = self._down
         first, second = self.biases or (None, None)
-        sums = grouped_multiply(x, weights_in, groups, exponents_in, first)
+        sums = self._gate_up.multiply(x, groups, first)
         own = msgspec.structs.replace(groups, sources=None)
-        outer = grouped_multiply(gated(sums, self._gate), weights_out, own, exponents_out, second)
+        outer = self._down.multiply(gated(sums, self._gate), own, second)
         output = torch.empty_like(x)
         if len(x):
             grid = len(x), triton.cdiv(x.shape[1], COLUMNS)
@@ -214,15 +154,3 @@ def _sum_experts(
         factor = tl.sum(tl.where(rank == turn, weight, 0.0), 0)
         total += factor * tl.load(outer + row * SIZE + column, column < SIZE, 0.0).to(tl.float32)
     tl.store(output + token * SIZE + column, total.to(output.dtype.element_ty), column < SIZE)
-
-
-Stacked = tuple[torch.Tensor, torch.Tensor | None]
-"""The matrices of all experts, and in mxfp4 their exponents."""
-
-
-def _stacked(like: torch.Tensor, shape: tuple[int, int, int], is_mxfp4: bool) -> Stacked:
-    if not is_mxfp4:
-        return like.new_empty(shape), None
-    num_experts, outputs, inputs = shape
-    blocks = like.new_empty(num_experts, outputs, inputs // 2, dtype=torch.uint8)
-    return blocks, like.new_empty(num_experts, outputs, inputs // 32, dtype=torch.uint8)

@@ -17,14 +17,15 @@ rounded 3.7%. By 64 rows the library is faster, unless the matrix is small.
 
 from __future__ import annotations
 
-import msgspec
 import torch
 import triton
 import triton.language as tl
 
 from tokenmill.model.kernels.protocol import Gate
+from tokenmill.model.kernels.triton.fp8 import widen
 from tokenmill.model.kernels.triton.gate import apply_gate
 from tokenmill.model.kernels.triton.launch import dependent, follow, is_on_gpu
+from tokenmill.model.kernels.triton.tiling import Tiling
 
 # A line of the L2 cache in bytes, and how many of a row are asked for at once.
 LINE = tl.constexpr(128)
@@ -35,14 +36,9 @@ FEWEST_ROWS, MOST_ROWS = 16, 64
 MOST_BYTES, MOST_OUTPUTS = 16 << 20, 2048
 
 
-class Tiling(msgspec.Struct, frozen=True):
-    """The work of a program: `columns` outputs (pairs of them with a gate) of `rows`, `depth` inputs at a time."""
+class FewRowsTiling(Tiling, frozen=True):
+    """The work of a program, which with a gate has pairs of columns; `prefetches`: it asks for all of W ahead."""
 
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
     prefetches: bool = True
 
 
@@ -60,38 +56,6 @@ def _prefetch(lines, DEPTH):
             is_pure=False,
             pack=1,
         )
-
-
-@triton.jit
-def _widen(numbers, dtype: tl.constexpr, BY_BITS: tl.constexpr):
-    """Return e4m3 as `dtype`, which has every value of it: bfloat16 with shifts, which outrun a GPU's conversions.
-
-    A byte's exponent and mantissa, moved to bfloat16's places, are 2**-120 of the number, subnormals too.
-    """
-    if BY_BITS:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 low, high, sign, by, zero;
-            mov.b32 by, 0x7B807B80;
-            mov.b32 zero, 0x80008000;
-            prmt.b32 low, $2, 0, 0x1404;
-            prmt.b32 high, $2, 0, 0x3424;
-            and.b32 sign, low, zero;
-            shr.u32 low, low, 4;
-            lop3.b32 low, low, 0x07F007F0, sign, 0xEA;
-            and.b32 sign, high, zero;
-            shr.u32 high, high, 4;
-            lop3.b32 high, high, 0x07F007F0, sign, 0xEA;
-            fma.rn.bf16x2 $0, low, by, zero;
-            fma.rn.bf16x2 $1, high, by, zero;
-            }""",
-            "=r,=r,r",
-            [numbers.to(tl.uint8, bitcast=True)],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=4,
-        )
-    return numbers.to(dtype)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -135,12 +99,12 @@ def _few_rows(
         a = tl.load(x + row[:, None] * DEPTH + depth[None, :], is_row[:, None] & is_depth[None, :], 0.0)
         b = tl.load(line[:, None] + depth[None, :], is_depth[None, :], 0.0)
         if HAS_SCALES:
-            b = _widen(b, a.dtype, BY_BITS)
+            b = widen(b, a.dtype, BY_BITS)
         total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
         if GATE >= 0:
             b = tl.load(other[:, None] + depth[None, :], is_depth[None, :], 0.0)
             if HAS_SCALES:
-                b = _widen(b, a.dtype, BY_BITS)
+                b = widen(b, a.dtype, BY_BITS)
             second = tl.dot(a, tl.trans(b), second, input_precision="ieee")
     dtype = output.dtype.element_ty
     if HAS_SCALES:
@@ -163,7 +127,7 @@ def few_rows(
     bias: torch.Tensor | None = None,
     gate: Gate | None = None,
     scales: torch.Tensor | None = None,
-    tiling: Tiling | None = None,
+    tiling: FewRowsTiling | None = None,
 ) -> torch.Tensor:
     """Return x [T, in_size] W^T + bias for few rows T; with a gate gate(first half) * second half of it.
 
@@ -204,21 +168,23 @@ def are_fewest(x: torch.Tensor) -> bool:
     return is_on_gpu(x) and x.element_size() == 2 and len(x) <= FEWEST_ROWS
 
 
-def tiling_for(size: int, num_rows: int, has_gate: bool, is_fp8: bool = False) -> Tiling:
+def tiling_for(size: int, num_rows: int, has_gate: bool, is_fp8: bool = False) -> FewRowsTiling:
     """Choose the tiling for a product with `size` outputs: the fastest of some dozens on an H100."""
     is_narrow = size <= MOST_OUTPUTS and not has_gate
     if is_fp8:
         return _fp8_tiling(num_rows, is_narrow, has_gate)
+    if num_rows > FEWEST_ROWS and is_narrow:
+        return FewRowsTiling(2 * FEWEST_ROWS, 16, 256, 4, 4, prefetches=False)
     if num_rows > FEWEST_ROWS:
-        return Tiling(32, 16, 256, 4, 4, prefetches=False) if is_narrow else Tiling(MOST_ROWS, 32, 128, 4, 4)
+        return FewRowsTiling(MOST_ROWS, 32, 128, 4, 4)
     # Few programs have more of W to ask for ahead; many only get into each other's way.
-    return Tiling(FEWEST_ROWS, 32, 256 if is_narrow else 128, 4, 4, prefetches=is_narrow)
+    return FewRowsTiling(FEWEST_ROWS, 32, 256 if is_narrow else 128, 4, 4, prefetches=is_narrow)
 
 
-def _fp8_tiling(num_rows: int, is_narrow: bool, has_gate: bool) -> Tiling:
+def _fp8_tiling(num_rows: int, is_narrow: bool, has_gate: bool) -> FewRowsTiling:
     rows = FEWEST_ROWS if num_rows <= FEWEST_ROWS else 2 * FEWEST_ROWS
     if is_narrow:
-        return Tiling(rows, 16, 256, 2, 4) if rows == FEWEST_ROWS else Tiling(rows, 16, 128, 4, 4)
+        return FewRowsTiling(rows, 16, 256, 2, 4) if rows == FEWEST_ROWS else FewRowsTiling(rows, 16, 128, 4, 4)
     if rows == FEWEST_ROWS:
-        return Tiling(rows, 32, 128 if has_gate else 256, 4, 4, prefetches=False)
-    return Tiling(rows, 64, 128, 4, 4, prefetches=False)
+        return FewRowsTiling(rows, 32, 128 if has_gate else 256, 4, 4, prefetches=False)
+    return FewRowsTiling(rows, 64, 128, 4, 4, prefetches=False)

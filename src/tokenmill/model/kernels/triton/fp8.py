@@ -1,8 +1,11 @@
-"""Quantize rows of activations to eight-bit floats with a scale each: `quantize_rows` of `kernels.fp8` in one launch,
-or in none where a norm precedes the product.
+"""Eight-bit floats in kernels: widen weights of them, and quantize rows of activations, with a scale each.
 
-Estimate, not measured: 3 bytes and 25 instructions a number; 256 rows of 3,072 are 2.4 MB, half a microsecond on an
-H200, less than a launch costs; torch's seven kernels move some 30 bytes a number and cost seven launches.
+Rows are quantized as `quantize_rows` of `kernels.fp8` does, in one launch, or in none where a norm precedes the
+product.
+
+Estimate, not measured, of that launch: 3 bytes and 25 instructions a number; 256 rows of 3,072 are 2.4 MB, half a
+microsecond on an H200, less than a launch costs; torch's seven kernels move some 30 bytes a number and cost seven
+launches.
 """
 
 from __future__ import annotations
@@ -13,6 +16,38 @@ import triton.language as tl
 
 from tokenmill.model.kernels.fp8 import FP8
 from tokenmill.model.kernels.triton.launch import dependent, follow
+
+
+@triton.jit
+def widen(numbers, dtype: tl.constexpr, BY_BITS: tl.constexpr):
+    """Return e4m3 as `dtype`, which has every value of it: bfloat16 with shifts, which outrun a GPU's conversions.
+
+    A byte's exponent and mantissa, moved to bfloat16's places, are 2**-120 of the number, subnormals too.
+    """
+    if BY_BITS:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 low, high, sign, by, zero;
+            mov.b32 by, 0x7B807B80;
+            mov.b32 zero, 0x80008000;
+            prmt.b32 low, $2, 0, 0x1404;
+            prmt.b32 high, $2, 0, 0x3424;
+            and.b32 sign, low, zero;
+            shr.u32 low, low, 4;
+            lop3.b32 low, low, 0x07F007F0, sign, 0xEA;
+            and.b32 sign, high, zero;
+            shr.u32 high, high, 4;
+            lop3.b32 high, high, 0x07F007F0, sign, 0xEA;
+            fma.rn.bf16x2 $0, low, by, zero;
+            fma.rn.bf16x2 $1, high, by, zero;
+            }""",
+            "=r,=r,r",
+            [numbers.to(tl.uint8, bitcast=True)],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=4,
+        )
+    return numbers.to(dtype)
 
 
 @triton.jit

@@ -9,6 +9,13 @@ from tokenmill.model.kernels.protocol import NO_PARTS, Experts, Gate, Parts, Wei
 from tokenmill.model.kernels.states import StateRows
 from tokenmill.model.kernels.torch_kernels import TorchKernels, TorchWeight, product
 from tokenmill.model.kernels.triton import matmul, norm, recurrence
+from tokenmill.model.kernels.triton.expert_matrices import (
+    ExpertMatrices,
+    Fp8Matrices,
+    Mxfp4Matrices,
+    PlainMatrices,
+    Shape,
+)
 from tokenmill.model.kernels.triton.experts import StackedExperts
 from tokenmill.model.kernels.triton.few_rows import are_fewest, few_rows, suits
 from tokenmill.model.kernels.triton.fp8 import RoundedRows
@@ -91,8 +98,8 @@ class TritonKernels(TorchKernels):
 
     Args:
         is_invariant: make a token's results independent of the number of tokens beside it.
-        fp8: quantize linear layers to eight-bit floats while they are filled.
-        mxfp4: keep experts in mxfp4, as they are stored.
+        fp8: quantize linear layers and experts to eight-bit floats while they are filled.
+        mxfp4: keep experts in mxfp4, as they are stored, whatever linear layers are.
     """
 
     name = "triton"
@@ -125,9 +132,16 @@ class TritonKernels(TorchKernels):
     def experts(
         self, num_experts: int, hidden_size: int, size: int, gate: Gate = Gate.SILU, has_biases: bool = False
     ) -> Experts:
-        """Make unfilled stacked experts, which are not quantized to eight-bit floats."""
+        """Make unfilled stacked experts: as they are stored in mxfp4, in eight-bit floats or plain."""
         biases = self._biases(num_experts, hidden_size, size) if has_biases else None
-        return StackedExperts(num_experts, hidden_size, size, self.vector(0), gate, biases, self._mxfp4)
+        gate_up = self._matrices((num_experts, 2 * size, hidden_size))
+        return StackedExperts(gate_up, self._matrices((num_experts, hidden_size, size)), gate, biases)
+
+    def _matrices(self, shape: Shape) -> ExpertMatrices:
+        like = self.vector(0)
+        if self._mxfp4:
+            return Mxfp4Matrices(shape, like)
+        return PlainMatrices(shape, like) if self._rounded is None else Fp8Matrices(shape, like, self._rounded)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
         """Return the RMSNorm of x, times the weight."""
