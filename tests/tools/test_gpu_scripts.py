@@ -89,7 +89,9 @@ def test_fp8_products_are_compared_with_float64(capsys: pytest.CaptureFixture[st
     assert fp8_check.main(["--device", "cpu", "--seconds", "240"]) == 0
     rows = found(capsys.readouterr().out)["rows"]
     assert [row["what"].partition(",")[0] for row in rows] == ["fp8 experts"] * 2 + ["fp8 product"] * 2
-    assert all(0 < row["error"] < row["with_rounding"] < 0.1 for row in rows)
+    # A product of weights and rows, each rounded; experts have two with a gate between, of a handful of numbers.
+    most = {"fp8 experts": 0.25, "fp8 product": 0.1}
+    assert all(0 < row["error"] < row["with_rounding"] < most[row["what"].partition(",")[0]] for row in rows)
 
 
 def test_a_wrong_product_fails_the_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -277,7 +277,7 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
     if kernel is attention._attend:
         options["num_stages"] = ATTENTION_STAGES[dtype]
         if constants["IS_SPLIT"] and constants["ROWS"] == attention.DECODE_ROWS and dtype == "bf16":
-            options["maxnreg"] = attention.SPLIT_REGISTERS
+            options["maxnreg"] = splits.SPLIT_REGISTERS
     if kernel is few_rows._few_rows:
         kinds = constants["GATE"] >= 0, constants["HAS_SCALES"]
         options["num_stages"] = few_rows.tiling_for(1024, constants["ROWS"], *kinds).stages

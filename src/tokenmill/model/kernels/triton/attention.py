@@ -35,9 +35,9 @@ from tokenmill.model.kernels.triton.splits import (
     DECODE_ROWS,
     LEVEL_SPLITS,
     PART_EXTRA,
-    PROGRAMS_PER_UNIT,
     PROMPT_ROWS,
     SPLIT_KEYS,
+    SPLIT_REGISTERS,
     Splits,
 )
 
@@ -50,11 +50,8 @@ SINGLE_ROWS = 64
 # 8 and 64 requests of Qwen3-0.6B at 1,024 tokens takes 1.19, 1.54 and 4.18 ms instead of 1.22, 1.70 and 4.34; of 256 it
 # takes 12.8 instead of 12.5.
 MOST_EARLY = 64
-# Of a thread: what leaves room for the programs of a multiprocessor, which has 64 Ki registers.
-SPLIT_REGISTERS = (64 << 10) // (PROGRAMS_PER_UNIT * 128) // 8 * 8
 # A third stage of keys and values fits beside a tile of queries up to this many bytes of a head.
 THREE_STAGES_BYTES = 256
-
 
 Tile = tuple[int, int, int]
 """Tokens and rows of a tile, and how many tiles there are."""

@@ -32,6 +32,8 @@ DECODE_ROWS = 16
 # Programs on a multiprocessor hide each other's waits; at 70 KiB each, three fit into the shared memory of an H200's.
 # Of those whose tiles have more rows, for drafts, two do.
 PROGRAMS_PER_UNIT = 3
+# Of a thread, so that there is room for them: a multiprocessor has 64 Ki.
+SPLIT_REGISTERS = (64 << 10) // (PROGRAMS_PER_UNIT * 128) // 8 * 8
 # Requests of the largest graph.
 MOST_CAPTURED = 512
 
