@@ -32,7 +32,9 @@ def test_the_tower_is_that_of_transformers(
     pixels = rng.integers(0, 256, (frames, 16 * rows, 16 * columns, 3), dtype=np.uint8)
     tower = load_tower(checkpoint, _spec(checkpoint), TorchKernels("float32", "cpu"))
     found = tower.encode(torch.from_numpy(pixels))
-    expected = oracle.model.visual(tower._patches(torch.from_numpy(pixels)), grid_thw=torch.tensor([[1, rows, columns]]))
+    expected = oracle.model.visual(
+        tower._patches(torch.from_numpy(pixels)), grid_thw=torch.tensor([[1, rows, columns]])
+    )
     torch.testing.assert_close(found[:, 0], expected.pooler_output, rtol=1e-5, atol=1e-5)
     for level, features in enumerate(expected.deepstack_features):
         torch.testing.assert_close(found[:, 1 + level], features, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Where media stand in a text model's rotary embedding: by time, row and column, or as text does."""
+"""Turns of media in a text model's rotary embedding: by time, row and column, or as text turns."""
 
 from __future__ import annotations
 
