@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.audio_checkpoints import RATE, make_audio_checkpoint, noise
 from tests.checkpoints import make_checkpoint
@@ -32,6 +33,9 @@ from tokenmill.core.media import MediaInput, MediaSpan, content_digest, with_sur
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import Grammar
 from tokenmill.engine.loop.engine import Engine
+from tokenmill.engine.transfer import encoder_outputs
+from tokenmill.engine.transfer.encoder_outputs import StoredOutputs
+from tokenmill.engine.transfer.output_files import pack
 from tokenmill.model.adapters.requests import AdapterRequests
 from tokenmill.model.audio.spec import num_tokens, read_audio
 from tokenmill.model.vision.spec_reader import read_vision
@@ -66,7 +70,7 @@ def features(folder: Path) -> dict[str, Case]:
         "adapters, reports on prompts": partial(with_adapters, folder, reports=True),
         "modules behind a decoder": lambda: run(make_embedder(folder / "embedder"), texts(), max_model_len=62),
         "prompts that begin inside a page": partial(with_large_pages, folder),
-        "kept outputs of a tower": partial(with_images, folder, "qwen3 vl", encoder_store=str(folder / "outputs")),
+        "kept outputs of a tower": partial(with_kept_outputs, folder),
         "sound": partial(with_sound, folder),
         "KV in the host's memory": partial(with_tiers, folder, "qwen3", kv_host_size=KV_BYTES),
         "KV on disk": partial(with_tiers, folder, "qwen3", kv_disk=str(folder / "kv"), kv_disk_size=KV_BYTES),
@@ -156,6 +160,27 @@ def with_images(folder: Path, name: str, **options: Any) -> dict[str, Any]:
     sizes = [[(3, 3)], [], [(2, 2), (1, 4)], [(3, 2)], []]
     wanted = [request_of(spec, rng, number, own) for number, own in enumerate(sizes)]
     return _with_read_tower(model, wanted, **options)
+
+
+def with_kept_outputs(folder: Path) -> dict[str, Any]:
+    """Outputs of one engine are those of the next one."""
+    store, read = str(folder / "outputs"), []
+
+    def read_one(outputs: StoredOutputs, one: MediaInput, original: Any = StoredOutputs.load) -> torch.Tensor | None:
+        with _disable_current_modes():
+            read.append(original(outputs, one))
+        return read[-1]
+
+    with patch.object(StoredOutputs, "load", read_one), patch.object(encoder_outputs, "packed_output", _packed):
+        with_images(folder, "qwen3 vl", encoder_store=store)
+        told = with_images(folder, "qwen3 vl", encoder_store=store)
+    assert read and all(one is not None for one in read)
+    return told
+
+
+def _packed(name: str, output: torch.Tensor) -> bytes:
+    # On a thread, which fake tensors know nothing of.
+    return pack(name, str(output.dtype).removeprefix("torch."), tuple(output.shape), bytes(output.nbytes))
 
 
 def with_sound(folder: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Knows no towers: how a content becomes embeddings, and how its places turn the r
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from tokenmill.core.media import MediaInput, MediaSpan
-from tokenmill.core.plan import AdmittedRequest, StepPlan
+from tokenmill.core.plan import AdmittedRequest, StepPlan, StepResult
 from tokenmill.model.attention.batch import ForwardBatch, MediaAngles, MediaTokens
 from tokenmill.model.attention.media_store import MediaStore, bytes_of
 from tokenmill.model.attention.media_turns import MediaTurns, Positions
@@ -24,8 +25,8 @@ from tokenmill.platform.arrays import AnyArray
 from tokenmill.platform.host_arrays import library_of
 from tokenmill.platform.tensor_memory import array_of
 
-# Names of contents among the arrays of a step: this and their digest.
-_CONTENT = "content "
+# Names of contents and outputs among the arrays of a step: this and their digest.
+_CONTENT, _OUTPUT = "content ", "output "
 
 
 class Encode(Protocol):
@@ -43,7 +44,7 @@ class OutputSource(Protocol):
     """A place for encoder outputs outside of the engine. The thread that runs steps calls it."""
 
     def load(self, one: MediaInput) -> torch.Tensor | None:
-        """Return the output of a content, on the host; None: it is not there after all."""
+        """Return the output of a content, on the host; None: it is not there after all. Its dtype is the encoder's."""
 
     def save(self, one: MediaInput, output: torch.Tensor) -> None:
         """Offer an output that was made here; it does not change any more."""
@@ -123,15 +124,22 @@ class Encoder(RowExtension):
         self._axes = torch.from_numpy(turns.axes(0 if rotary is None else rotary.cos.shape[1])).to(self._device)
         self.shifts = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)
         self._outputs: dict[str, torch.Tensor] = {}
+        self._dtype = torch.uint8  # of outputs from outside
+        self._made: deque[tuple[int, MediaInput, torch.Tensor]] = deque()  # with the steps that make them
+        self._step = 0
         self._rows: dict[int, _Row] = {}
 
     def enter(self, plan: StepPlan) -> Arrays:
-        """Take in the new rows of a plan; return for the device these rows, their shifts, and contents to encode."""
+        """Take in the new rows of a plan; return for the device these rows and their shifts, contents and outputs."""
         for new in plan.new_rows:
             self._rows.pop(new.row, None)
             if new.media:
                 self._rows[new.row] = self._row(new)
         arrays = {_CONTENT + digest: bytes_of(self._store.find(digest)) for digest in plan.encode}
+        for digest in plan.load:
+            loaded = self.source.load(self._store.find(digest))
+            if loaded is not None:
+                arrays[_OUTPUT + digest], self._dtype = loaded.contiguous().view(torch.uint8).numpy(), loaded.dtype
         if not plan.new_rows:
             return arrays
         rows = [new.row for new in plan.new_rows]
@@ -177,10 +185,10 @@ class Encoder(RowExtension):
             self.shifts[torch.as_tensor(sent["shifted_rows"])] = torch.as_tensor(sent["shifts"])
         for digest in plan.forget:
             self._outputs.pop(digest, None)
+        self._step = plan.step
         for digest in plan.load:
-            loaded = self.source.load(self._store.find(digest))
-            if loaded is not None:
-                self._outputs[digest] = loaded.to(self._device)
+            if (loaded := sent.get(_OUTPUT + digest)) is not None:  # in memory that later steps are sent to
+                self._outputs[digest] = torch.as_tensor(loaded).clone().view(self._dtype)
         for digest in plan.encode:
             self._output(digest, torch.as_tensor(sent[_CONTENT + digest]))
         for digest in plan.load:
@@ -204,6 +212,12 @@ class Encoder(RowExtension):
         media = MediaTokens(angles, places, given, sent.get("media_sights"))
         return msgspec.structs.replace(batch, media=media, token_ids=token_ids)
 
+    def ended(self, plan: StepPlan, result: StepResult) -> None:
+        """Offer the outputs that a step has made: before its end they may not be there, on a device."""
+        while self._made and self._made[0][0] <= plan.step:
+            _, one, output = self._made.popleft()
+            self.source.save(one, output)
+
     def extend_decodes(self, batch: ForwardBatch, rows: torch.Tensor) -> ForwardBatch:
         """Rotate generated tokens by their positions behind media."""
         return msgspec.structs.replace(batch, turned=batch.positions + self.shifts[rows])
@@ -211,6 +225,7 @@ class Encoder(RowExtension):
     def forget(self) -> None:
         """Drop all outputs, of which nobody keeps count any more."""
         self._outputs.clear()
+        self._made.clear()
 
     def _shown(self, plan: StepPlan, first: int) -> Iterator[_Shown]:
         """Yield the parts of media among the tokens of a plan's requests from the `first` on, in their order."""
@@ -231,7 +246,7 @@ class Encoder(RowExtension):
         if digest not in self._outputs:
             one = self._store.find(digest)
             self._outputs[digest] = self._encode(one, content)
-            self.source.save(one, self._outputs[digest])
+            self._made.append((self._step, one, self._outputs[digest]))
         return self._outputs[digest]
 
 
