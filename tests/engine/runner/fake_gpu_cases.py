@@ -2,7 +2,8 @@
 
     python -m tests.engine.runner.fake_gpu_cases FOLDER [CASE ...]
 
-A line of JSON for each case; `test_fake_gpu.py` says what may be in it. Without names some are drawn, all at night.
+A line of JSON with the names of all cases, and one for each that runs: `test_fake_gpu.py` says what may be in it.
+Without names some are drawn, all at night.
 """
 
 from __future__ import annotations
@@ -11,97 +12,20 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from torch.utils._python_dispatch import _disable_current_modes
-
 from tests.checkpoints import FAMILIES, make_checkpoint
 from tests.encoder_checkpoints import ENCODERS, make_encoder
-from tests.engine.runner.fake_gpu import MODE, SEEN, WATCH, FakeGpu, FakeStaging
+from tests.engine.runner.fake_gpu_engines import requests, run, texts
+from tests.engine.runner.fake_gpu_features import features
+from tests.engine.runner.fake_gpu_ranks import ranks
 from tests.tiers import some
-from tokenmill.config.configs import EngineConfig
-from tokenmill.core.messages import AddRequest
-from tokenmill.core.plan import StepPlan
-from tokenmill.core.pooling import PoolingParams, PoolMode
-from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.engine.runner.model_runner import EnteredStep, ModelRunner
-from tokenmill.model.weights import loader
 from tokenmill.startup.assembly import device_runners
-from tokenmill.startup.assembly.setup import build_engine
 
 NUM_DRAWN = 2
-SMALL: dict[str, Any] = {"max_num_seqs": 5, "max_num_batched_tokens": 64, "max_model_len": 512, "page_size": 4}
-SMALL |= {"num_pages": 900, "num_threads": 1, "device": "cpu", "async_scheduling": True, "attention_backend": "triton"}
-SMALL |= {"load_format": "dummy", "dtype": "bfloat16"}
-# Every kind of row that a step may have to sample for.
-KINDS: list[dict[str, Any]] = [
-    {"temperature": 0.0},
-    {"temperature": 0.9, "top_p": 0.9},
-    {"temperature": 0.9, "seed": 3},
-    {"temperature": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2, "logprobs": 2},
-    {"logit_bias": {3: 1.0}, "min_tokens": 3, "stop_token_ids": (7,)},
-    {"allowed_token_ids": (1, 2, 3), "bad_word_ids": ((1, 2),)},
-    {"temperature": 0.0, "logprobs": 0},
-]
-LENGTHS = (5, 1, 90, 20, 300)
-MOST_STEPS = 400
-
-
-def texts(count: int = 7) -> list[AddRequest]:
-    """Texts to be pooled, in every way."""
-    made = []
-    for number in range(count):
-        prompt = [(7 * number + place) % 200 for place in range(LENGTHS[number % 4] % 61)]
-        pooling = PoolingParams(modes=tuple(PoolMode) if number % 2 else (PoolMode.MEAN,), second=number % 4)
-        params = SamplingParams(max_tokens=1)
-        text = AddRequest(id=str(number), prompt_token_ids=prompt, params=params, pooling=pooling, needs_no_output=True)
-        made.append(text)
-    return made
-
-
-def requests(count: int = 7) -> list[AddRequest]:
-    """Of all kinds and lengths, more than there are rows."""
-    made = []
-    for number in range(count):
-        prompt = [(7 * number + place) % 200 for place in range(LENGTHS[number % len(LENGTHS)])]
-        params = SamplingParams(max_tokens=6, ignore_eos=True, **KINDS[number % len(KINDS)])
-        made.append(AddRequest(id=str(number), prompt_token_ids=prompt, params=params))
-    return made
-
-
-def _enter(runner: ModelRunner, plan: StepPlan, original: Callable[..., EnteredStep] = ModelRunner._enter) -> Any:
-    # The host's own arithmetic, which needs its numbers.
-    with _disable_current_modes():
-        return original(runner, plan)
-
-
-def run(model: Path, wanted: list[AddRequest], **options: Any) -> dict[str, Any]:
-    """Run requests to their end twice, so that the second time finds prefixes; returns what was seen."""
-    SEEN.reset()
-    errors: list[str] = []
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(device_runners, "Staging", FakeStaging))
-        stack.enter_context(patch.object(loader, "_dummy", lambda decoder, like, report: decoder))
-        stack.enter_context(patch.object(ModelRunner, "_enter", _enter))
-        stack.enter_context(MODE)
-        stack.enter_context(WATCH)
-        config = EngineConfig(model=str(model), **{**SMALL, **options}).resolve()
-        engine = build_engine(config, platform=FakeGpu()).engine
-        with SEEN.during("step"):
-            steps = 0
-            for _ in range(2):
-                for one in wanted:
-                    engine.add(one)
-                while engine.has_work and steps < MOST_STEPS:
-                    errors += [output.error for output in engine.step() if output.error]
-                    steps += 1
-        has_graphs = engine.executor.runner.graphs is not None
-        engine.close()
-    return {**SEEN.told(), "steps": steps, "errors": sorted(set(errors)), "has_graphs": has_graphs}
 
 
 def cases(folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -152,13 +76,14 @@ def cases(folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
         with patch.object(device_runners, "TWICE_READ_BYTES", 0):
             return large()
 
-    return {**made, "large weights": without_parts}
+    return {**made, "large weights": without_parts, **features(folder), **ranks(folder)}
 
 
 def main() -> None:
-    """Print a line for each case that is named, or else drawn."""
+    """Print the names, and a line for each case that is named, or else drawn."""
     folder, names = Path(sys.argv[1]), sys.argv[2:]
     made = cases(folder)
+    print(json.dumps({"names": list(made)}), flush=True)
     for name in names or some(list(made), NUM_DRAWN):
         try:
             found = made[name]()

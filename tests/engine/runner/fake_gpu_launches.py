@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
 
 from tools.gpu.folders import QWEN3_0_6B, write_config
 
-from tests.engine.runner.fake_gpu import MODE, SEEN, WATCH, FakeGpu, FakeStaging
-from tests.engine.runner.fake_gpu_cases import SMALL, _enter
+from tests.engine.runner.fake_gpu import SEEN
+from tests.engine.runner.fake_gpu_engines import SMALL, on_fake_gpu
+from tests.engine.runner.fake_gpu_platform import FakeGpu
 from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.runner import cuda_graphs
-from tokenmill.engine.runner.model_runner import ModelRunner
-from tokenmill.model.weights import loader
-from tokenmill.startup.assembly import device_runners
 from tokenmill.startup.assembly.setup import build_engine
 
 SIZES = (1, 8, 64, 256)
@@ -32,13 +29,8 @@ LIMITS["max_num_batched_tokens"] = 512
 def main() -> None:
     """Capture every size."""
     folder = write_config(Path(sys.argv[1]) / "Qwen3-0.6B", QWEN3_0_6B)
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(device_runners, "Staging", FakeStaging))
-        stack.enter_context(patch.object(loader, "_dummy", lambda decoder, like, report: decoder))
-        stack.enter_context(patch.object(ModelRunner, "_enter", _enter))
+    with on_fake_gpu() as stack:
         stack.enter_context(patch.object(cuda_graphs, "ladder", lambda most: list(SIZES)))
-        stack.enter_context(MODE)
-        stack.enter_context(WATCH)
         config = EngineConfig(model=str(folder), **LIMITS).resolve()
         build_engine(config, platform=FakeGpu()).engine.close()
     # The largest is captured first, and once by itself before the KV cache is sized.

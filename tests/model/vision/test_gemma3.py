@@ -75,7 +75,7 @@ def test_the_tower_is_that_of_transformers(
     pixels = rng.integers(0, 256, (1, GEMMA_SIDE, GEMMA_SIDE, 3), dtype=np.uint8)
     spec = read_vision(checkpoint)
     assert spec is not None
-    found = load_tower(checkpoint, spec, TorchKernels("float32", "cpu")).encode(pixels)
+    found = load_tower(checkpoint, spec, TorchKernels("float32", "cpu")).encode(torch.from_numpy(pixels))
     values = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
     expected = oracle.model.get_image_features(values).pooler_output[0]
     assert found.shape == (GEMMA_TOKENS, 1, 32)

@@ -74,7 +74,7 @@ def test_the_tower_is_that_of_transformers(
     pixels = rng.integers(0, 256, (48 * rows, 48 * columns, 3), dtype=np.uint8)
     spec = read_vision(checkpoint)
     assert spec is not None
-    found = load_tower(checkpoint, spec, TorchKernels("float32", "cpu")).encode(pixels)
+    found = load_tower(checkpoint, spec, TorchKernels("float32", "cpu")).encode(torch.from_numpy(pixels))
     values = torch.from_numpy(pixels).float().div(255).view(3 * rows, 16, 3 * columns, 16, 3)
     patches = values.permute(0, 2, 1, 3, 4).reshape(1, 9 * rows * columns, -1)
     y, x = torch.meshgrid(torch.arange(3 * rows), torch.arange(3 * columns), indexing="ij")

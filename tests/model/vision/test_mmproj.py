@@ -43,7 +43,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def encoded(folder: Path, pixels: np.ndarray) -> torch.Tensor:
     spec = read_vision(folder)
     assert spec is not None
-    return load_tower(folder, spec, TorchKernels("float32", "cpu")).encode(pixels)
+    return load_tower(folder, spec, TorchKernels("float32", "cpu")).encode(torch.from_numpy(pixels))
 
 
 @pytest.fixture

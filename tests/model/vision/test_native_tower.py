@@ -82,12 +82,12 @@ def check(spec: VisionSpec, isa: str, rng: np.random.Generator, grid: tuple[int,
     weights = weights_of(spec)
     pixels = rng.integers(0, 256, (1, 16 * grid[0], 16 * grid[1], 3), dtype=np.uint8)
     heads = spec.num_heads, spec.is_gated
-    found = Tower(spec, NativeParts(kernels(isa), weights, *heads)).encode(pixels)
+    found = Tower(spec, NativeParts(kernels(isa), weights, *heads)).encode(torch.from_numpy(pixels))
     wide = {name: one.float() for name, one in weights.items()}
-    exact = Tower(spec, TorchParts(wide, *heads)).encode(pixels)
-    plain = Tower(spec, TorchParts(weights, *heads)).encode(pixels)
+    exact = Tower(spec, TorchParts(wide, *heads)).encode(torch.from_numpy(pixels))
+    plain = Tower(spec, TorchParts(weights, *heads)).encode(torch.from_numpy(pixels))
     # As far from float32 as torch is in bfloat16, or not much more: the angles are rounded too.
     ours, theirs = (found.float() - exact).square().mean().sqrt(), (plain.float() - exact).square().mean().sqrt()
     assert ours <= 2 * theirs + 1e-4, (ours, theirs)
-    threads = Tower(spec, NativeParts(kernels(isa, 3), weights, *heads)).encode(pixels)
+    threads = Tower(spec, NativeParts(kernels(isa, 3), weights, *heads)).encode(torch.from_numpy(pixels))
     assert torch.equal(threads, found)

@@ -43,8 +43,10 @@ def test_the_tower_is_that_of_transformers(
     assert spec is not None
     assert (spec.window, spec.full_blocks) == (2, (1, 3))
     tower = load_tower(checkpoint, spec, TorchKernels("float32", "cpu"))
-    found = tower.encode(pixels)
-    expected = oracle.model.visual(tower._patches(pixels), grid_thw=torch.tensor([[1, rows, columns]]))
+    found = tower.encode(torch.from_numpy(pixels))
+    expected = oracle.model.visual(
+        tower._patches(torch.from_numpy(pixels)), grid_thw=torch.tensor([[1, rows, columns]])
+    )
     torch.testing.assert_close(found[:, 0], expected.pooler_output, rtol=1e-5, atol=1e-5)
     assert found.shape[1] == 1
 

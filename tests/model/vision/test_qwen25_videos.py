@@ -22,7 +22,7 @@ from tests.vision_checkpoints import load_vision_oracle, make_qwen25_checkpoint
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.media import MediaSpan, surrogate_ids
-from tokenmill.model.attention.media_rows import prompt_positions
+from tokenmill.model.attention.media_turns import prompt_positions
 from tokenmill.model.vision.resize import SizeRule
 from tokenmill.model.vision.spec_reader import read_vision
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from tokenmill.core.media import MediaSpan
-from tokenmill.model.attention.media_rows import frequency_axes, prompt_positions
+from tokenmill.model.attention.media_turns import frequency_axes, prompt_positions
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.spec_reader import read_vision
@@ -31,8 +31,10 @@ def test_the_tower_is_that_of_transformers(
     frames, rows, columns = grid
     pixels = rng.integers(0, 256, (frames, 16 * rows, 16 * columns, 3), dtype=np.uint8)
     tower = load_tower(checkpoint, _spec(checkpoint), TorchKernels("float32", "cpu"))
-    found = tower.encode(pixels)
-    expected = oracle.model.visual(tower._patches(pixels), grid_thw=torch.tensor([[1, rows, columns]]))
+    found = tower.encode(torch.from_numpy(pixels))
+    expected = oracle.model.visual(
+        tower._patches(torch.from_numpy(pixels)), grid_thw=torch.tensor([[1, rows, columns]])
+    )
     torch.testing.assert_close(found[:, 0], expected.pooler_output, rtol=1e-5, atol=1e-5)
     for level, features in enumerate(expected.deepstack_features):
         torch.testing.assert_close(found[:, 1 + level], features, rtol=1e-5, atol=1e-5)

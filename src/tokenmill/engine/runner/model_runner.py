@@ -145,6 +145,7 @@ class ModelRunner:
         masks = partial(self._masks, samples, previous)
         if outputs is not None and step.wanted.spans:
             reports = rows.prompts.report_prompts(step.plan, step.wanted.spans, outputs, rows.tables, self._logits_of)
+            reports = reports.on_host(self._transport)
             outputs = outputs[sent["samples"]]
         if step.num_captured and self.graphs is not None:
             sampled = self.graphs.sample(samples, step.metadata, sent, masks, outputs)

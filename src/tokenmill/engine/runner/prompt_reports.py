@@ -16,9 +16,10 @@ import numpy.typing as npt
 from tokenmill.core.plan import AdmittedRequest, RowFailure, StepPlan, TokenLogprobs
 from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
+from tokenmill.engine.runner.transport import Transport
 from tokenmill.model.attention.row_extension import Arrays, RowExtension
 from tokenmill.model.pooling.rows import PooledRows
-from tokenmill.model.sampling.logprobs import LogprobGroup, take_logprobs, to_messages
+from tokenmill.model.sampling.logprobs import LogprobArrays, LogprobGroup, take_logprobs, to_messages
 from tokenmill.platform.host_arrays import library_of
 
 if TYPE_CHECKING:
@@ -56,14 +57,37 @@ class Reports(msgspec.Struct, frozen=True):
     """Reports that a step brought, by batch index.
 
     Attributes:
-        logprobs: of the prompt's tokens from position `num_computed + 1` on.
+        logprobs: of the prompt's tokens from position `num_computed + 1` on, in pieces.
         embeddings: a vector or scores, float32, little-endian; of prompts that are complete.
         failures: rows for which the model gave no finite numbers.
     """
 
-    logprobs: dict[int, list[TokenLogprobs]] = msgspec.field(default_factory=dict)
+    logprobs: dict[int, list[LogprobArrays]] = msgspec.field(default_factory=dict)
     embeddings: dict[int, bytes] = msgspec.field(default_factory=dict)
     failures: dict[int, RowFailure] = msgspec.field(default_factory=dict)
+
+    def on_host(self, transport: Transport) -> Reports:
+        """Begin to copy log probabilities to the host, and return them as there."""
+        numbers = [array for own in self.logprobs.values() for piece in own for array in piece.numbers]
+        if not numbers:
+            return self
+        found = iter(transport.fetch(*numbers))
+        copied = {
+            index: [piece.with_numbers([next(found) for _ in piece.numbers]) for piece in own]
+            for index, own in self.logprobs.items()
+        }
+        return msgspec.structs.replace(self, logprobs=copied)
+
+    def told_logprobs(self) -> tuple[dict[int, list[TokenLogprobs]], dict[int, RowFailure]]:
+        """Return the log probabilities, once they are on the host, and the rows that have no finite ones instead."""
+        told, failures = dict[int, list[TokenLogprobs]](), dict[int, RowFailure]()
+        for index, pieces in self.logprobs.items():
+            own = [one for piece in pieces for one in to_messages(piece).values()]
+            if any(math.isnan(one.sampled.logprob) for one in own):
+                failures[index] = RowFailure("the model's logits for this prompt are NaN or infinite")
+            else:
+                told[index] = own
+        return told, failures
 
 
 class PromptReports(RowExtension):
@@ -149,11 +173,7 @@ class PromptReports(RowExtension):
                 own = outputs[first : min(end, first + row.num_prompt_tokens - start)]
                 # The output of a token tells of the next one; of the prompt's last one nothing is told here.
                 targets = tables.tokens[number, start + 1 : start + 1 + len(own)][: row.num_prompt_tokens - 1 - start]
-                told = list(self._logprobs(own, targets, row.num_logprobs, logits_of(number)))
-                if any(math.isnan(one.sampled.logprob) for one in told):
-                    reports.failures[index] = RowFailure("the model's logits for this prompt are NaN or infinite")
-                else:
-                    reports.logprobs[index] = told
+                reports.logprobs[index] = list(self._logprobs(own, targets, row.num_logprobs, logits_of(number)))
         vectors, failures = self.pooled.pool(plan, spans, outputs)
         reports.embeddings.update(vectors)
         reports.failures.update(failures)
@@ -161,7 +181,7 @@ class PromptReports(RowExtension):
 
     def _logprobs(
         self, outputs: Array, targets: Array, count: int, logits: Callable[[Array], Array]
-    ) -> Iterator[TokenLogprobs]:
+    ) -> Iterator[LogprobArrays]:
         size = self._rows_at_once
         for start in range(0, len(targets), size):
             ids = targets[start : start + size]
@@ -171,8 +191,7 @@ class PromptReports(RowExtension):
             values = xp.astype(values, "float32")
             if self.watch is not None:
                 self.watch(_on_host(values))
-            found = take_logprobs(values, xp.astype(ids, "int64"), group, self._native)
-            yield from to_messages(found).values()
+            yield take_logprobs(values, xp.astype(ids, "int64"), group, self._native)
 
 
 def _on_host(array: Array) -> npt.NDArray[Any]:

@@ -27,10 +27,11 @@ def result_of(plan: StepPlan, samples: Samples, reports: Reports, sampled: Sampl
     """Make the outcome of a step.
 
     Args:
-        sampled: on the host; None: the step samples nothing.
+        reports: on the host. sampled: on the host; None: the step samples nothing.
     """
     token_ids = np.empty(0, dtype=np.int32) if sampled is None else sampled.token_ids.astype(np.int32)
-    failures = {**_failures_of(token_ids, samples, sampled), **reports.failures}
+    of_prompts, without_numbers = reports.told_logprobs()
+    failures = {**_failures_of(token_ids, samples, sampled), **without_numbers, **reports.failures}
     brings = samples.are_due(token_ids) & (token_ids >= 0)
     if failures:
         brings &= ~np.isin(samples.indices, list(failures))
@@ -48,7 +49,7 @@ def result_of(plan: StepPlan, samples: Samples, reports: Reports, sampled: Sampl
         starts,
         logprobs,
         failures,
-        reports.logprobs,
+        of_prompts,
         reports.embeddings,
         _proposals_of(samples, sampled),
     )

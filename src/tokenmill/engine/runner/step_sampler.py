@@ -52,11 +52,8 @@ class Sampled(msgspec.Struct, frozen=True):
         told = self.logprobs
         if told is None:
             return msgspec.structs.replace(self, token_ids=transport.fetch(self.token_ids)[0])
-        numbers = (told.token_ids, told.logprobs, told.ranks, told.top_ids, told.top_logprobs)
-        token_ids, *others = transport.fetch(self.token_ids, *numbers)
-        return msgspec.structs.replace(
-            self, token_ids=token_ids, logprobs=LogprobArrays(told.indices, told.counts, *others)
-        )
+        token_ids, *others = transport.fetch(self.token_ids, *told.numbers)
+        return msgspec.structs.replace(self, token_ids=token_ids, logprobs=told.with_numbers(others))
 
 
 class StepSampler(Protocol):

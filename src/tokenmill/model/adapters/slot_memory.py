@@ -90,8 +90,12 @@ class SlottedHead(msgspec.Struct, frozen=True):
     slot: int
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Add the adapter's part for x [T, hidden_size] to logits y [T, vocab_size] in place and return y."""
-        return self.matrix.add(x, y, torch.full((len(x),), self.slot, dtype=torch.int32, device=x.device))
+        """Return logits y [T, vocab_size] with the adapter's part for x [T, hidden_size], in the dtype of x.
+
+        So are those that tokens are sampled from, by the same kernel.
+        """
+        slots = torch.full((len(x),), self.slot, dtype=torch.int32, device=x.device)
+        return self.matrix.add(x, y.to(x.dtype), slots)
 
 
 class SlottedRows(AdapterRows, frozen=True, kw_only=True):

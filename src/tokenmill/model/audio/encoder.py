@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.nn import functional
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.media import MediaInput
-from tokenmill.model.audio.features import clip_features
+from tokenmill.model.attention.media_store import content_of
+from tokenmill.model.audio.features import clip_features, mel_bins
 from tokenmill.model.audio.shapes import PROJECTOR, encoder_shapes
 from tokenmill.model.audio.spec import POOLED, AudioSpec
 from tokenmill.model.kernels.protocol import Kernels
@@ -37,25 +37,26 @@ class SoundEncoder:
         self.spec = spec
         self._weights = weights
         self._like = weights[f"{spec.tower}conv1.weight"]
+        self._bins = torch.from_numpy(mel_bins(spec.num_bins)).to(self._like.device, torch.float32)
 
     @property
     def num_bytes(self) -> int:
         """Memory of the weights."""
         return sum(weight.nbytes for weight in self._weights.values())
 
-    def encode_input(self, one: MediaInput) -> torch.Tensor:
-        """Return the embeddings of a clip as a request brings it, [n, 1, out_size]."""
-        samples = torch.from_numpy(np.frombuffer(one.content, np.float32).copy())
-        return self.encode(samples).unsqueeze(1)
+    def encode_input(self, one: MediaInput, content: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the embeddings of a clip as a request brings it, [n, 1, out_size]; `content`: see `Encode`."""
+        samples = content_of(one) if content is None else content
+        return self.encode(samples.view(torch.float32)).unsqueeze(1)
 
     def encode(self, samples: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings of a clip: [n] float32 on the host -> [`spec.num_tokens(n)`, out_size]."""
+        """Return the embeddings of a clip: [n] float32 -> [`spec.num_tokens(n)`, out_size]."""
         with torch.inference_mode():
             return self._encode(samples)
 
     def _encode(self, samples: torch.Tensor) -> torch.Tensor:
         spec, count = self.spec, self.spec.num_positions(len(samples))
-        mel = clip_features(samples.to(self._like.device), spec).to(self._like.dtype)
+        mel = clip_features(samples.to(self._like.device), spec, self._bins).to(self._like.dtype)
         x = functional.gelu(self._conv("conv1", mel, 1))
         x = functional.gelu(self._conv("conv2", x, 2)).T[:count]
         x = x + self._weights[f"{spec.tower}embed_positions.weight"][:count]

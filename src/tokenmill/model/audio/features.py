@@ -23,21 +23,25 @@ from tokenmill.model.audio.spec import FRAME, HOP, RATE, AudioSpec
 _KNEE, _HERTZ_PER_MEL, _LOG_STEP = 1000.0, 200.0 / 3, np.log(6.4) / 27
 
 
-def clip_features(samples: torch.Tensor, spec: AudioSpec) -> torch.Tensor:
+def clip_features(samples: torch.Tensor, spec: AudioSpec, bins: torch.Tensor) -> torch.Tensor:
     """Return the frames that the positions of a clip see: [n] float32 -> [num_bins, 2 * positions + 1] at most.
+
+    `bins`: see `log_mel`.
 
     The loudest of a clip is that of all to which it is padded, and its last position sees two frames of the silence.
     """
     padded = functional.pad(samples, (0, spec.max_samples - len(samples)))
-    return log_mel(padded, spec.num_bins)[:, : 2 * spec.num_positions(len(samples)) + 1]
+    return log_mel(padded, bins)[:, : 2 * spec.num_positions(len(samples)) + 1]
 
 
-def log_mel(samples: torch.Tensor, num_bins: int) -> torch.Tensor:
-    """Return the spectrogram of a padded clip: [n] float32 -> [num_bins, n / 160] float32."""
+def log_mel(samples: torch.Tensor, bins: torch.Tensor) -> torch.Tensor:
+    """Return the spectrogram of a padded clip: [n] float32 -> [num_bins, n / 160] float32.
+
+    `bins`: `mel_bins` as float32, where the samples are.
+    """
     window = torch.hann_window(FRAME, device=samples.device)
     transformed = torch.stft(samples.unsqueeze(0), FRAME, HOP, window=window, return_complex=True)
     power = (transformed[..., :-1].abs() ** 2).contiguous()
-    bins = torch.from_numpy(mel_bins(num_bins)).to(samples.device, torch.float32)
     loudness = (bins.T @ power).clamp(min=1e-10).log10().squeeze(0)
     return (torch.maximum(loudness, loudness.max() - 8.0) + 4.0) / 4.0
 

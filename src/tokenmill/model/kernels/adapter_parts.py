@@ -39,7 +39,7 @@ class HeadAddition(Protocol):
     """The addition of a row's adapter to the output head."""
 
     def add(self, x: Any, y: Any) -> Any:
-        """Add the adapter's part for x [T, hidden_size] to logits y [T, vocab_size] in place and return y."""
+        """Return logits y [T, vocab_size] with the adapter's part for x [T, hidden_size], perhaps in y's memory."""
 
 
 class AdapterPart(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ They are those of the raw logits, before bias, penalties, temperature and filter
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -47,6 +48,15 @@ class LogprobArrays(msgspec.Struct, frozen=True):
     ranks: Array
     top_ids: Array
     top_logprobs: Array
+
+    @property
+    def numbers(self) -> tuple[Array, Array, Array, Array, Array]:
+        """The arrays that are where the logits are, of numbers of eight bytes there."""
+        return self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs
+
+    def with_numbers(self, numbers: Sequence[Array]) -> LogprobArrays:
+        """Return the same with other arrays in the place of `numbers`."""
+        return LogprobArrays(self.indices, self.counts, *numbers)
 
 
 def take_logprobs(

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn import functional
 
 from tokenmill.core.media import MediaInput
+from tokenmill.model.attention.media_store import content_of
 from tokenmill.model.vision.spec import AxialBlocks, VisionSpec
 from tokenmill.model.vision.tower_shapes import AXIAL_PATCHES, AXIAL_POSITIONS, AXIAL_PROJECTION
 
@@ -34,17 +33,17 @@ class AxialTower:
         self._weights = weights
         self.num_bytes = sum(weight.nbytes for weight in weights.values())
 
-    def encode_input(self, one: MediaInput) -> torch.Tensor:
-        """Return the embeddings of an image as a request brings it; see `encode`."""
+    def encode_input(self, one: MediaInput, content: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the embeddings of an image as a request brings it, see `encode`; `content`: see `Encode`."""
         size = self.spec.patch_size
         shape = one.span.rows * size, one.span.columns * size, 3
-        return self.encode(np.frombuffer(one.content, np.uint8).reshape(shape).copy())
+        return self.encode((content_of(one) if content is None else content).view(shape))
 
-    def encode(self, pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return the embeddings of an image.
 
         Args:
-            pixels: [height, width, 3], both sides multiples of `spec.factor`.
+            pixels: uint8, [height, width, 3], both sides multiples of `spec.factor`.
 
         Returns:
             [n, 1, out_size] in the dtype of the weights; n = height * width / factor**2.
@@ -52,7 +51,7 @@ class AxialTower:
         with torch.inference_mode():
             return self._encode(pixels).unsqueeze(1)
 
-    def _encode(self, pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
+    def _encode(self, pixels: torch.Tensor) -> torch.Tensor:
         spec, projection = self.spec, self._weights[AXIAL_PATCHES]
         rows, columns = pixels.shape[0] // spec.patch_size, pixels.shape[1] // spec.patch_size
         row = torch.arange(rows, device=projection.device).repeat_interleave(columns)
@@ -73,10 +72,10 @@ class AxialTower:
             wide = (wide - bias) * scale
         return functional.linear(self._normed(wide.to(x.dtype)), self._weights[AXIAL_PROJECTION])
 
-    def _patches(self, pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
+    def _patches(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return [patches, patch_size**2 * 3], from -1 to 1, row by row."""
         size, weight = self.spec.patch_size, self._weights[AXIAL_PATCHES]
-        values = 2 * (torch.from_numpy(pixels).to(weight.device).float().div(255) - 0.5)
+        values = 2 * (pixels.to(weight.device).float().div(255) - 0.5)
         height, width, _ = values.shape
         groups = values.view(height // size, size, width // size, size, 3).permute(0, 2, 1, 3, 4)
         return groups.reshape(-1, size * size * 3).to(weight.dtype)

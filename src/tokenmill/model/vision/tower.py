@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn import functional
 
 from tokenmill.core.media import MediaInput
+from tokenmill.model.attention.media_store import content_of
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.model.vision.axial_tower import AxialTower
@@ -33,23 +32,24 @@ class Tower:
     def __init__(self, spec: VisionSpec, parts: TowerParts) -> None:
         self.spec = spec
         self._parts = parts
+        self._mean, self._std = (torch.tensor(one).to(parts.device) for one in (spec.mean, spec.std))
 
     @property
     def num_bytes(self) -> int:
         """Memory of the weights."""
         return self._parts.num_bytes
 
-    def encode_input(self, one: MediaInput) -> torch.Tensor:
-        """Return the embeddings of an image as a request brings it; see `encode`."""
+    def encode_input(self, one: MediaInput, content: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the embeddings of an image as a request brings it, see `encode`; `content`: see `Encode`."""
         size = self.spec.patch_size
         shape = -1, one.span.rows * size, one.span.columns * size, 3
-        return self.encode(np.frombuffer(one.content, np.uint8).reshape(shape).copy())
+        return self.encode((content_of(one) if content is None else content).view(shape))
 
-    def encode(self, pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return the embeddings of an image, or of frames of a video encoded as one; and of each deepstack block.
 
         Args:
-            pixels: [1 or `spec.frames`, height, width, 3], both sides multiples of `spec.factor`.
+            pixels: uint8, [1 or `spec.frames`, height, width, 3], both sides multiples of `spec.factor`.
 
         Returns:
             [n, 1 + deepstack, out_size] in the dtype of the weights; n = height * width / factor**2.
@@ -57,7 +57,7 @@ class Tower:
         with torch.inference_mode():
             return self._encode(pixels)
 
-    def _encode(self, pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
+    def _encode(self, pixels: torch.Tensor) -> torch.Tensor:
         spec, parts = self.spec, self._parts
         rows, columns = pixels.shape[1] // spec.patch_size, pixels.shape[2] // spec.patch_size
         row, column = _places(rows, columns, spec.merge, parts.device)
@@ -67,8 +67,7 @@ class Tower:
         whole = windowed = parts.angles(half, [len(x)])
         order = None
         if spec.window:
-            order, lengths = window_order(rows // spec.merge, columns // spec.merge, spec.window)
-            order = order.to(parts.device)
+            order, lengths = window_order(rows // spec.merge, columns // spec.merge, spec.window, parts.device)
             x, half = (self._side_by_side(one)[order].view(one.shape) for one in (x, half))
             whole = parts.angles(half, [len(x)])
             windowed = parts.angles(half, [spec.merge**2 * length for length in lengths])
@@ -108,11 +107,11 @@ class Tower:
         """Return the patches of a group as one row."""
         return x.view(-1, x.shape[1] * self.spec.merge**2)
 
-    def _patches(self, pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
+    def _patches(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return [patches, 3 * frames * patch_size**2], normalized, in the order of merged groups."""
-        spec, size, merge, device = self.spec, self.spec.patch_size, self.spec.merge, self._parts.device
-        values = torch.from_numpy(pixels).to(device).float().div(255)
-        values = (values - torch.tensor(spec.mean, device=device)) / torch.tensor(spec.std, device=device)
+        spec, size, merge = self.spec, self.spec.patch_size, self.spec.merge
+        values = pixels.to(self._parts.device).float().div(255)
+        values = (values - self._mean) / self._std
         frames, height, width, _ = values.shape
         groups = values.view(frames, height // spec.factor, merge, size, width // spec.factor, merge, size, 3)
         patches = groups.permute(1, 4, 2, 5, 7, 0, 3, 6).reshape(-1, 3, frames, size * size)
@@ -170,9 +169,11 @@ def make_parts(spec: VisionSpec, weights: dict[str, torch.Tensor], kernels: Kern
     return TorchParts(weights, spec.num_heads, spec.is_gated)
 
 
-def window_order(rows: int, columns: int, window: int) -> tuple[torch.Tensor, list[int]]:
+def window_order(
+    rows: int, columns: int, window: int, device: torch.device | None = None
+) -> tuple[torch.Tensor, list[int]]:
     """Return a grid's places ordered by squares of `window`, [rows * columns] int64; and the size of each square."""
-    places = torch.arange(rows * columns).view(rows, columns)
+    places = torch.arange(rows * columns, device=device).view(rows, columns)
     squares = [part for band in places.split(window) for part in band.split(window, 1)]
     return torch.cat([square.flatten() for square in squares]), [square.numel() for square in squares]
 

@@ -58,7 +58,7 @@ def make_device_runner(
         make = partial(FirstStageRunner, group.memory) if shard.is_first_stage else LaterStageRunner
         captured = partial(CapturedLayers, shard.is_first_stage, group.wait_for_all)
     # Weights of ranks may differ by a row of the vocabulary, but all have to run the same parts: rank 0 decides.
-    decision = torch.tensor([takes_parts], dtype=torch.int64, device=platform.device)
+    decision = torch.full((1,), int(takes_parts), dtype=torch.int64, device=platform.device)
     takes_parts = bool(communicator.share(decision).item())
     watched = WatchedStream(stream, group.memory, devices)
     transport = Staging(platform, watched, max(NUM_SLOTS, config.num_steps_ahead + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -9,23 +10,32 @@ import msgspec
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.core.media import Transcription
+from tokenmill.core.media import MediaInput, MediaSpan, Transcription, content_digest, with_surrogates
+from tokenmill.core.messages import AddRequest
+from tokenmill.engine.loop.engine import Engine, ModelLimits
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.audio.spec import read_audio
 from tokenmill.model.audio.transcription import read_transcription
 from tokenmill.model.sharding.shard import stage_layers
+from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.loading import LoadedModel
 from tokenmill.startup.assembly.memory import StepMemory
+from tokenmill.startup.assembly.warm_up import GREEDY, run_alone
 from tokenmill.startup.sizing.state_size import BYTES_OF
 from tokenmill.startup.sizing.tower_size import TowerMemory, reserved_bytes, reserved_for_sound
 
 if TYPE_CHECKING:
     from tokenmill.engine.loop.step_log import LogHeader
     from tokenmill.engine.runner.executor import Executor
-    from tokenmill.model.attention.media_rows import Encoder, MediaStore
+    from tokenmill.model.attention.media_rows import Encoder
+    from tokenmill.model.attention.media_store import MediaStore
+
+
+# Rows and columns of tokens: kernels are compiled for counts of patches that sixteen divides, and for others.
+SMALLEST_IMAGES = ((1, 1), (4, 4))
 
 
 class Media(Capability):
@@ -63,6 +73,8 @@ class Images(Media):
     """Prompts with images."""
 
     _sees_ahead = False
+    _spec: VisionSpec | None = None
+    _limits: ModelLimits | None = None
 
     @classmethod
     def check(cls, config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
@@ -80,10 +92,10 @@ class Images(Media):
         if not assembly.model.architecture.takes_images:
             return None
         with assembly.timer.phase("loading the vision tower"):
-            return cls._load(assembly.config, assembly.model, assembly.platform)
+            return cls._load(assembly.config, assembly.model, assembly.platform, assembly.limits)
 
     @classmethod
-    def _load(cls, config: EngineConfig, model: LoadedModel, platform: Platform) -> Self | None:
+    def _load(cls, config: EngineConfig, model: LoadedModel, platform: Platform, limits: ModelLimits) -> Self | None:
         spec = read_vision(model.folder)
         if spec is None:
             return None
@@ -94,7 +106,9 @@ class Images(Media):
                 f"has {num_first} layers: have fewer stages"
             )
         # Towers run on torch, which models of text do without.
-        from tokenmill.model.attention.media_rows import Encoder, MediaStore, MediaTurns
+        from tokenmill.model.attention.media_rows import Encoder
+        from tokenmill.model.attention.media_store import MediaStore
+        from tokenmill.model.attention.media_turns import MediaTurns
         from tokenmill.model.vision.tower import load_tower
 
         platform.set_num_threads(model.num_threads)
@@ -107,15 +121,41 @@ class Images(Media):
         encoder = Encoder(*parts, spans_see_ahead=sees_ahead, stand_in=spec.stand_in_id)
         reserved = reserved_bytes(config, spec, BYTES_OF[config.dtype])
         images = cls(config, contents, encoder, TowerMemory(tower.num_bytes, reserved))
-        images._sees_ahead = sees_ahead
+        images._sees_ahead, images._spec = sees_ahead, spec
+        images._limits = limits if platform.is_accelerator else None
         return images
 
     def settle(self, header: LogHeader, memory: StepMemory, executor: Executor) -> LogHeader:
-        """Let steps encode; no step ends within an image whose tokens see each other."""
+        """Let steps encode; no step ends within an image whose tokens see each other. Warm an accelerator up."""
         header = super().settle(header, memory, executor)
         if self._sees_ahead:
             header.scheduler = msgspec.structs.replace(header.scheduler, disable_chunked_mm_input=True)
+        if self._limits is not None:
+            limits = msgspec.structs.replace(self._limits, max_model_len=memory.size.max_model_len)
+            self._warm_up(Engine(header.make_scheduler(), executor, limits))
         return header
+
+    def _warm_up(self, engine: Engine) -> None:
+        """Run a prompt with images, whose kernels would else be compiled while others wait."""
+        from tokenmill.model.attention.media_rows import NoSource
+
+        assert self._spec is not None, "an engine with images has their shapes"
+        message = prompt_with_images(self._spec, SMALLEST_IMAGES)
+        budgets = (
+            self._config.encoder_budget,
+            self._config.encoder_cache_tokens,
+            engine.scheduler.config.max_num_batched_tokens,
+        )
+        if len(message.prompt_token_ids) + (GREEDY.max_tokens or 0) > min(*budgets, engine.limits.max_model_len):
+            return
+        source, self.encoder.source = self.encoder.source, NoSource()
+        try:
+            self._contents.admit(message)
+            run_alone(engine, message)
+        finally:
+            self._contents.release(message.id)
+            self.encoder.source = source
+            self.encoder.forget()
 
     def describe(self, ready: EngineReady, memory: StepMemory) -> None:
         """Tell that prompts may have images, and what the tower weighs."""
@@ -141,7 +181,9 @@ class Sound(Media):
         if spec is None:
             return None
         # Encoders run on torch, which models of text do without.
-        from tokenmill.model.attention.media_rows import Encoder, MediaStore, MediaTurns
+        from tokenmill.model.attention.media_rows import Encoder
+        from tokenmill.model.attention.media_store import MediaStore
+        from tokenmill.model.attention.media_turns import MediaTurns
         from tokenmill.model.audio.encoder import load_encoder
 
         with assembly.timer.phase("loading the encoder of sound"):
@@ -158,6 +200,19 @@ class Sound(Media):
         """Tell how long a clip may be, how to ask for its words, and what the encoder weighs."""
         super().describe(ready, memory)
         ready.max_clip_seconds, ready.transcription = self._max_seconds, self._transcription
+
+
+def prompt_with_images(spec: VisionSpec, sizes: Sequence[tuple[int, int]]) -> AddRequest:
+    """Return a request whose prompt has black images; `sizes`: of each, rows and columns of tokens."""
+    ids, media = [0], []
+    for rows, columns in sizes:
+        height, width = rows * spec.factor, columns * spec.factor
+        pixels = bytes(3 * height * width)
+        digest = content_digest(pixels, height, width, "")
+        patches = rows * spec.merge, columns * spec.merge
+        media.append(MediaInput(MediaSpan(len(ids), rows * columns, digest, *patches, spec.image_token_id), pixels))
+        ids += [*[spec.image_token_id] * (rows * columns), 0]
+    return AddRequest(id="images", prompt_token_ids=with_surrogates(ids, media), params=GREEDY, media=media)
 
 
 def check_media(config: EngineConfig, architecture: Architecture, platform: Platform) -> None:

@@ -85,7 +85,19 @@ def _run(engine: Engine, params: SamplingParams, *groups: list[int], pools_last:
             name = f"warm-up {engine.num_arrived}"
             message = AddRequest(id=name, prompt_token_ids=[0] * length, params=params, cache_salt=name)
             engine.add(msgspec.structs.replace(message, pooling=pooling, needs_no_output=pooling is not None))
-        plan = engine.scheduler.schedule()
-        assert plan is not None or not engine.has_work, "all wait for a step, and none runs"
-        if plan is not None:
-            engine.scheduler.commit(engine.executor.launch(plan).result())
+        _step(engine)
+
+
+def run_alone(engine: Engine, message: AddRequest) -> None:
+    """Run one request to its end; errors of a step are raised."""
+    engine.add(message)
+    while engine.has_work:
+        _step(engine)
+
+
+def _step(engine: Engine) -> None:
+    """Run a step, if there is one to be run."""
+    plan = engine.scheduler.schedule()
+    assert plan is not None or not engine.has_work, "all wait for a step, and none runs"
+    if plan is not None:
+        engine.scheduler.commit(engine.executor.launch(plan).result())
