@@ -12,7 +12,7 @@ from tokenmill.core.engine_messages import EngineReady
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.runner.executor import Executor
-from tokenmill.engine.runner.model_runner import ModelRunner, PipelinedRunner
+from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.engine.speculation.drafts import StepDrafter
 from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.startup.assembly.capability import Assembly, Capability
@@ -51,8 +51,7 @@ class Speculation(Capability):
 
     def complete(self, runner: ModelRunner, memory: StepMemory) -> None:
         """Let the draft model, if there is one, propose what may follow each step."""
-        if not isinstance(runner, PipelinedRunner):
-            runner.draft_model = self._drafter
+        runner.draft_model = self._drafter
         self._drafter = None
 
     def settle(self, header: LogHeader, memory: StepMemory, executor: Executor) -> LogHeader:
