@@ -130,7 +130,7 @@ def test_the_language_is_found_where_nobody_says_it(
     server: RunningServer, client: openai.OpenAI, oracle: Oracle, rng: np.random.Generator
 ) -> None:
     clip = noise(rng, 0.7)
-    encoded = server.metric("mm_encoder_tokens_total")
+    encoded = server.settled_metric("mm_encoder_tokens_total")
     found = client.audio.transcriptions.create(file=wav_file(clip), model="tiny")
     assert found.text == oracle.text(clip, asked(oracle.language(clip)))
     # The clip is heard once for both.

@@ -114,7 +114,7 @@ def test_sound_is_refused_by_name(server: RunningServer) -> None:
 
 
 def test_bench_sends_images(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
-    before = server.metric("mm_cache_queries_total")
+    before = server.settled_metric("mm_cache_queries_total")
     flags = ["--url", server.url, "--num-prompts", "3", "--images", "2", "--image-size", "64x32", "--num-warmups", "0"]
     assert main(["bench", "serve", *flags, "--output-len", "4:4"]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -71,6 +71,16 @@ class RunningServer:
             raise KeyError(name)
         return sum(values)
 
+    def settled_metric(self, name: str) -> float:
+        """The same, with everything that was answered before this call.
+
+        An engine reports a few times a second, so what an answered request did may be missing yet. Behind the answer to
+        a command it reports at once, on the same way: when the second answer is here, so is the first report.
+        """
+        for _ in range(2):
+            self.post("/reset_prefix_cache")
+        return self.metric(name)
+
     def wait_for(self, condition, seconds: float = SECONDS) -> None:
         eventually(condition, lambda: f"log:\n{self.output()}", seconds=seconds)
 

@@ -82,11 +82,6 @@ class AdapterRows(msgspec.Struct, frozen=True):
     of_row: Array
     sources: tuple[AdapterSource, ...] = ()
 
-    @property
-    def change_embeddings(self) -> bool:
-        """True if one of the adapters adds to embeddings."""
-        return any(adapter.embedding is not None for adapter in self.adapters)
-
     def add_embeddings(self, token_ids: Any, hidden: Any) -> None:
         """Add the adapters' parts to the embeddings [T, hidden_size] of tokens [T] in place."""
         for number, adapter in enumerate(self.adapters):

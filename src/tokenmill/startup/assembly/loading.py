@@ -44,7 +44,7 @@ from tokenmill.startup.machine.device import (
 )
 from tokenmill.startup.machine.torch_needs import check_torch
 from tokenmill.startup.sizing.fit import check_fit, check_parameters
-from tokenmill.startup.sizing.kv_size import KVSize, decide_kv_size, scratch_size, wanted_context
+from tokenmill.startup.sizing.kv_size import KVSize, beside_copies, decide_kv_size, scratch_size, wanted_context
 from tokenmill.startup.sizing.state_size import BYTES_OF, check_recurrence_sizes
 from tokenmill.startup.sizing.window_size import PageBytes, decide_grouped_size, least_page_bytes, window_group_obstacle
 
@@ -308,11 +308,8 @@ def size_kv(
         page_bytes, available = page_bytes + model.draft.page_bytes, max(0, available - model.draft.scratch_bytes)
     besides = 0
     if (devices := model.attention.config.devices) is not None:
-        # Each has a page 0. Of a layer's pages prompts have copies: those that this rank shows, and those of all.
-        besides, num_layers = model.attention.bytes_per_page - page_bytes, model.attention.num_layers
-        available = max(0, available - besides) * num_layers // (num_layers + 1 + devices.size)
-        if config.kv_cache_memory_bytes is not None:
-            config = dataclasses.replace(config, kv_cache_memory_bytes=max(1, config.kv_cache_memory_bytes - besides))
+        besides = model.attention.bytes_per_page - page_bytes
+        config, available = beside_copies(config, available, besides, model.attention.num_layers, devices.size)
 
     def decide(config: EngineConfig) -> KVSize:
         return decide_kv_size(config, model.architecture.max_position, page_bytes, available, besides)

@@ -5,6 +5,7 @@ Knows numbers of bytes, no devices.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import msgspec
@@ -108,6 +109,26 @@ def kv_share(config: EngineConfig, available_bytes: int) -> int:
     # Engines beside this one take as much; on GPUs each has its own.
     num_sharers = config.replica[1] if config.device == "cpu" else 1
     return int(available_bytes * config.gpu_memory_utilization / num_sharers)
+
+
+def beside_copies(
+    config: EngineConfig, available_bytes: int, page_bytes: int, num_layers: int, num_devices: int
+) -> tuple[EngineConfig, int]:
+    """Leave room on each of several devices for what it has besides its part of the pages.
+
+    That is a page 0 of its own, and while prompts run copies of a layer's pages: those it shows, and those of all.
+
+    Args:
+        page_bytes: of a device's page 0, beyond its part of one.
+
+    Returns:
+        The config and the free bytes that are left for pages.
+    """
+    left = max(0, available_bytes - page_bytes) * num_layers // (num_layers + 1 + num_devices)
+    if config.kv_cache_memory_bytes is None:
+        return config, left
+    asked = max(1, config.kv_cache_memory_bytes - page_bytes)
+    return dataclasses.replace(config, kv_cache_memory_bytes=asked), left
 
 
 def decide_kv_size(
