@@ -49,6 +49,10 @@ def _place_heads(
     programs, 32 us a layer; 2 KiB from each of the 32 warps that a multiprocessor holds are twice what keeps its
     memory busy, where a program for each head had 256 bytes.
     """
+    # No kernel writes weights, so they need not wait. Those of wide heads would take registers from the heads.
+    IS_EARLY: tl.constexpr = HAS_NORMS and WIDTH <= 128
+    if not IS_EARLY:
+        follow(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TILE + tl.arange(0, TILE)
     column = tl.arange(0, WIDTH)
@@ -56,14 +60,14 @@ def _place_heads(
     is_query = (head < NUM_HEADS)[:, None]
     is_value = (head >= NUM_HEADS + NUM_KV_HEADS)[:, None]
     inside = (head < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & is_column[None, :]
-    if HAS_NORMS:  # no kernel writes weights
-        weight = tl.where(is_query, q_norm + column[None, :], k_norm + column[None, :])
+    weight = tl.where(is_query, q_norm + column[None, :], k_norm + column[None, :])
+    if IS_EARLY:
         low_scale = tl.load(weight, inside, 0.0).to(tl.float32)
         high_scale = tl.load(weight + HALF, inside, 0.0).to(tl.float32)
-    follow(PDL)
+        follow(PDL)
     # What other loads and stores wait for comes first.
     slot = tl.load(slots + token) if NUM_KV_HEADS > 0 else 0
-    angle = tl.load(positions + token) * HALF + column if ROTATES else column
+    position = tl.load(positions + token) if ROTATES else 0
     source = qkv + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head)[:, None] * (2 * HALF) + column[None, :]
     first = tl.load(source, inside, 0.0)
     second = tl.load(source + HALF, inside, 0.0)
@@ -72,6 +76,9 @@ def _place_heads(
     high = second.to(tl.float32)
     if HAS_NORMS:
         factor = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
+        if not IS_EARLY:
+            low_scale = tl.load(weight, inside, 0.0).to(tl.float32)
+            high_scale = tl.load(weight + HALF, inside, 0.0).to(tl.float32)
         # Rounded where the reference rounds: after the norm, unless weights are offsets, and after its weight.
         if ARE_OFFSETS:
             low = (low * factor * (1.0 + low_scale)).to(dtype).to(tl.float32)
@@ -80,6 +87,7 @@ def _place_heads(
             low = ((low * factor).to(dtype).to(tl.float32) * low_scale).to(dtype).to(tl.float32)
             high = ((high * factor).to(dtype).to(tl.float32) * high_scale).to(dtype).to(tl.float32)
     if ROTATES:
+        angle = position * HALF + column
         cos = tl.load(cos_table + angle, is_column, 0.0).to(tl.float32)[None, :]
         sin = tl.load(sin_table + angle, is_column, 0.0).to(tl.float32)[None, :]
         turned = low * cos - high * sin
