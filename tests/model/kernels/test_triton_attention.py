@@ -144,8 +144,10 @@ def splits_of(
         starts = torch.arange(len(lens) + 1, dtype=torch.int32, device=lens.device)
     splits = list_splits(lens, starts, longest, heads, units, *wanted)
     if splits is not None:
-        # What no split has written must not be read.
+        # What no split has written must not be read; what nobody has listed, programs without work do read.
         splits.parts.fill_(torch.nan)
+        for lists in filter(None, (splits, splits.shares)):
+            lists.records[int(lists.stops[-1]) :] = -(1 << 28)
     return splits
 
 

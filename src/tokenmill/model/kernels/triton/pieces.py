@@ -43,7 +43,8 @@ def read_sharers(members, rank, num_requests, GROUP: tl.constexpr, ROWS: tl.cons
     token, part, in_common = number, number, number
     if SHARES:
         member = members + (rank + number) * 4
-        is_request = rank + number < num_requests
+        # A program without work has read a record that nobody has written.
+        is_request = (rank >= 0) & (rank < num_requests) & (rank + number < num_requests)
         token, part = tl.load(member, is_request, 0), tl.load(member + 1, is_request, 0)
         in_common = tl.load(member + 2, is_request & (number > 0), 0)
     return in_common, token, part
