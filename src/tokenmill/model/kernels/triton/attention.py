@@ -25,6 +25,7 @@ from tokenmill.model.kernels.triton.pieces import (
     bounds_of,
     do_share,
     find_tile,
+    first_record,
     item_of,
     page_ids,
     query_len_of,
@@ -159,7 +160,8 @@ def _attend(
     follow(PDL)
     num_work = tl.load(stops + num_requests - 1) * NUM_KV_HEADS if IS_SPLIT else tl.num_programs(0)
     if IS_SPLIT:
-        record = read_record(records, item_of(tl.program_id(0), num_work, NUM_KV_HEADS, HEADS_FIRST), True)
+        number = tl.program_id(0)
+        record = first_record(records, item_of(number, num_work, NUM_KV_HEADS, HEADS_FIRST), number < num_work)
         later = tl.program_id(0) + tl.num_programs(0)
         next_record = read_record(records, item_of(later, num_work, NUM_KV_HEADS, HEADS_FIRST), later < num_work)
         sharers = read_sharers(members, record[2], num_requests, GROUP, ROWS, SHARES)

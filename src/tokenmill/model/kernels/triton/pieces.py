@@ -34,6 +34,13 @@ def read_record(records, item, is_item):
 
 
 @triton.jit
+def first_record(records, item, has_work):
+    """Return the record that a program begins with; without work its third number, which nobody has written, is 0."""
+    record = records + item * 4
+    return tl.load(record), tl.load(record + 1), tl.load(record + 2, has_work, 0), tl.load(record + 3)
+
+
+@triton.jit
 def read_sharers(members, rank, num_requests, GROUP: tl.constexpr, ROWS: tl.constexpr, SHARES: tl.constexpr):
     """Return for each row of a tile the splits that its request shares with the one before, its token and first part.
 
@@ -43,8 +50,7 @@ def read_sharers(members, rank, num_requests, GROUP: tl.constexpr, ROWS: tl.cons
     token, part, in_common = number, number, number
     if SHARES:
         member = members + (rank + number) * 4
-        # A program without work has read a record that nobody has written.
-        is_request = (rank >= 0) & (rank < num_requests) & (rank + number < num_requests)
+        is_request = rank + number < num_requests
         token, part = tl.load(member, is_request, 0), tl.load(member + 1, is_request, 0)
         in_common = tl.load(member + 2, is_request & (number > 0), 0)
     return in_common, token, part
